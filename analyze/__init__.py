@@ -1,0 +1,1 @@
+"""Analysis: probes and profiles over the activations of a lake."""

@@ -1,0 +1,1 @@
+"""The lake: arrays, token tables, catalog; from SQL to rows to arrays."""
