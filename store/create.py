@@ -1,0 +1,71 @@
+"""Making a new run: its record, plan and empty arrays appear at once or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+import warnings
+from pathlib import Path
+
+import pyarrow as pa
+
+from .durable import canonical_json, fsync_folder
+from .layout import make_lake, runs_folder
+from .plan import write_plan
+from .run import Run, RunRecord
+
+
+def create_run(root: Path, record: RunRecord, sequences: pa.Table, units: list[pa.Table]) -> Run:
+    """Create a run with its plan and Zarr metadata, making the lake when there is none.
+
+    Everything is written into a folder of a temporary name, which is then renamed: a crash leaves no half-made run.
+    When another process creates a run of that name meanwhile, theirs stands and is returned.
+    """
+    make_lake(root)
+    temporary = runs_folder(root) / f"{record.name}.{uuid.uuid4().hex[:12]}.tmp"
+    try:
+        temporary.mkdir()
+        for folder in ("units", "tokens", "tmp"):
+            (temporary / folder).mkdir()
+        write_plan(temporary / "plan", sequences, units)
+        _create_arrays(temporary / "activations.zarr", record)
+        (temporary / "run.json").write_bytes(canonical_json(record.to_json()))
+        fsync_folder(temporary)
+        final = runs_folder(root) / record.name
+        try:
+            temporary.rename(final)
+        except OSError:
+            if not (final / "run.json").is_file():
+                raise
+        fsync_folder(runs_folder(root))
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Run(root, record.name)
+
+
+def _create_arrays(path: Path, record: RunRecord) -> None:
+    import zarr
+
+    from . import zarr_bfloat16
+
+    zarr_bfloat16.register()
+    group = zarr.create_group(path, zarr_format=3)
+    for array in record.arrays:
+        layout = array.layout(record.unit_rows)
+        group.create_array(
+            array.name,
+            shape=(record.units * record.unit_rows, *array.shape),
+            shards=(layout.rows, *array.shape),
+            chunks=(layout.chunk_rows, *array.shape),
+            dtype=zarr_bfloat16.BFloat16() if array.dtype == "bfloat16" else array.dtype,
+            fill_value=float("nan"),
+            compressors=None,
+            filters=None,
+            chunk_key_encoding={"name": "default", "separator": "."},
+            dimension_names=("row", *(f"dim_{i}" for i in range(len(array.shape)))),
+        )
+    with warnings.catch_warnings():
+        # zarr-python warns that consolidated metadata are not in the Zarr v3 specification yet; readers that do not
+        # know them read each array's own zarr.json.
+        warnings.filterwarnings("ignore", "Consolidated metadata")
+        zarr.consolidate_metadata(path)

@@ -1,0 +1,82 @@
+"""The lake: what was extracted, asked for in SQL and read as arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from .catalog import publish_catalog
+from .layout import check_lake, lake_path
+from .reader import RunReader
+from .run import Run, run_names
+from .selection import Selection
+from .sql import run_sql
+from .verify import Problem, verify_lake
+
+
+class Lake:
+    """A folder of runs, read through SQL.
+
+    >>> lake = Lake.open("lake")
+    >>> lake.sql("SELECT run, tokens FROM runs")
+    >>> sel = lake.select("SELECT run, row, depth FROM tokens WHERE depth >= 2")
+    >>> sel.array(layer=3)        # (n, width) float32; row k belongs to row k of sel.table
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._readers: dict[str, tuple[str, RunReader]] = {}
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Lake:
+        """Open a lake; `LakeFormatError` when it is none or of another format version."""
+        root = lake_path(path)
+        check_lake(root)
+        return cls(root)
+
+    def __repr__(self) -> str:
+        return f"Lake({str(self.root)!r})"
+
+    def runs(self) -> list[str]:
+        """List the runs by name, finished or not."""
+        return run_names(self.root)
+
+    def run(self, name: str) -> Run:
+        """Give a run by name; `UnknownNameError` lists near names."""
+        return Run(self.root, name)
+
+    def sql(self, query: str, *, tables: Mapping[str, Any] | None = None, timeout: float = 60.0) -> pa.Table:
+        """Run one SELECT or EXPLAIN over the views of the lake and return an Arrow table.
+
+        `tables` are your own Arrow tables or pandas frames, usable by name. The newest published catalog is looked
+        up for each query. Raises `SqlRefusedError` for other statements, `WorldError` after `timeout` seconds.
+        """
+        return run_sql(self.root, query, tables=tables, timeout=timeout)
+
+    def select(self, query: str, *, tables: Mapping[str, Any] | None = None, timeout: float = 60.0) -> Selection:
+        """Select rows with a query that returns at least the columns `run` and `row`.
+
+        A query with LIMIT but without ORDER BY may name other rows each time; the selection's `table` holds the rows
+        that were used.
+        """
+        return Selection(self, query, self.sql(query, tables=tables, timeout=timeout))
+
+    def reader(self, run: str) -> RunReader:
+        """Give the reader of a run, kept while the run is the same one."""
+        fresh = Run(self.root, run)
+        stamp = fresh.record.identity + fresh.record.created
+        if run not in self._readers or self._readers[run][0] != stamp:
+            self._readers[run] = (stamp, RunReader(fresh))
+        return self._readers[run][1]
+
+    def index(self) -> Path:
+        """Rebuild the catalog from the lake's files and return the new generation's path."""
+        return publish_catalog(self.root, rebuild=True)
+
+    def verify(self, run: str | None = None) -> list[Problem]:
+        """Check counts and checksums of one run or all, and return what is wrong; empty when all is well."""
+        return verify_lake(self.root, run)

@@ -1,0 +1,75 @@
+"""Where things lie in a lake, and which format version this program reads and writes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+from ..errors import LakeFormatError, RequestError
+from .durable import canonical_json, publish, read_json, write_temporary
+
+FORMAT_VERSION = 1
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def lake_path(lake: str | os.PathLike[str]) -> Path:
+    """Turn what a user calls a lake into a folder; object stores are refused with a sentence."""
+    text = os.fspath(lake)
+    if "://" in text:
+        raise RequestError(f"{text!r} is an object store; this version keeps lakes in local folders only.")
+    return Path(text).expanduser().absolute()
+
+
+def check_run_name(name: str) -> str:
+    """Return `name` if it can name a run: letters, digits, `.`, `_` and `-`, not starting with a mark."""
+    if not _RUN_NAME.fullmatch(name) or name.endswith(".tmp"):
+        raise RequestError(
+            f"{name!r} cannot name a run: use up to 100 letters, digits, '.', '_' and '-', beginning with a "
+            "letter or digit."
+        )
+    return name
+
+
+def check_lake(root: Path) -> None:
+    """Check that `root` is a lake that this program can read; `LakeFormatError` says what it is instead."""
+    marker = root / "lake.json"
+    if not marker.is_file():
+        raise LakeFormatError(
+            f"{root} is not a lake: it has no lake.json. `layerlake extract MODEL DATA --lake DIR` makes one."
+        )
+    content = read_json(marker)
+    version = content.get("version") if isinstance(content, dict) else None
+    if version != FORMAT_VERSION or content.get("format") != "layerlake":
+        raise LakeFormatError(
+            f"{root} is a lake of format version {version}; this program reads version {FORMAT_VERSION}. "
+            "The format is unstable before 1.0: use the layerlake that wrote it, or extract again."
+        )
+
+
+def make_lake(root: Path) -> None:
+    """Make `root` a lake unless it is one; a folder with other things in it is refused."""
+    if (root / "lake.json").exists():
+        check_lake(root)
+        return
+    if root.exists() and not root.is_dir():
+        raise RequestError(f"{root} is a file; a lake is a folder.")
+    if root.exists() and any(not entry.name.endswith(".tmp") for entry in root.iterdir()):
+        raise RequestError(f"{root} holds other things and no lake.json: name an empty or a new folder.")
+    root.mkdir(parents=True, exist_ok=True)
+    marker = canonical_json({"format": "layerlake", "version": FORMAT_VERSION})
+    publish(write_temporary(root, "lake.json", marker), root / "lake.json")
+    for folder in ("runs", "catalog", "artifacts", "results"):
+        with contextlib.suppress(FileExistsError):
+            (root / folder).mkdir()
+
+
+def runs_folder(root: Path) -> Path:
+    """Give the folder of all runs."""
+    return root / "runs"
+
+
+def unit_name(unit: int) -> str:
+    """Give the name a unit's files begin with; fixed width, so that names sort as units do."""
+    return f"{unit:08d}"

@@ -1,0 +1,125 @@
+"""A selection: the rows that a query names, and the activations that belong to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import RequestError
+from .dtypes import StoredDtype
+from .reader import RunReader
+
+if TYPE_CHECKING:
+    import torch
+
+    from .lake import Lake
+
+
+class Batch(NamedTuple):
+    """A part of a selection: `array` is (n, width) float32, row k belonging to row k of `table`."""
+
+    array: np.ndarray
+    table: pa.Table
+
+
+class Selection:
+    """Rows of one or more runs in the order of a query's result, with their activations.
+
+    `table` is the query's result as an Arrow table. Row k of every array belongs to row k of it. Memory-mapped reads
+    do not verify checksums; `layerlake verify` does.
+    """
+
+    def __init__(self, lake: Lake, query: str, table: pa.Table) -> None:
+        self.lake = lake
+        self.query = query
+        self.table = table
+        missing = {"run", "row"} - set(table.column_names)
+        if missing:
+            raise RequestError(
+                f"A selection must return the columns run and row; this query returns {table.column_names}. "
+                "Add them: SELECT run, row, ... FROM tokens."
+            )
+        for name in ("run", "row"):
+            if table[name].null_count:
+                raise RequestError(f"Column {name} of the selection holds {table[name].null_count} NULLs.")
+        if not pa.types.is_integer(table["row"].type):
+            raise RequestError(f"Column row of the selection is {table['row'].type}, not an integer.")
+        self.rows: np.ndarray = table["row"].to_numpy().astype(np.int64, copy=False)
+        coded = table["run"].combine_chunks().cast(pa.string()).dictionary_encode()
+        self._run_names: list[str] = coded.dictionary.to_pylist()
+        self._run_codes: np.ndarray = coded.indices.to_numpy(zero_copy_only=False)
+        self._readers: list[RunReader] = [lake.reader(name) for name in self._run_names]
+        for code, reader in enumerate(self._readers):
+            reader.check_rows(self.rows[self._run_codes == code])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def bits(self, layer: int | None = None, site: str = "resid_post") -> np.ndarray:
+        """Gather the stored bits, (n, *trailing) uint16 or uint32, exactly as the file has them."""
+        return self._gather(np.arange(len(self)), layer, site)[0]
+
+    def array(self, layer: int | None = None, site: str = "resid_post") -> np.ndarray:
+        """Gather the values as float32 numbers, (n, *trailing); exact for every stored dtype."""
+        bits, dtype = self._gather(np.arange(len(self)), layer, site)
+        return dtype.to_float32(bits)
+
+    def tensor(self, layer: int | None = None, site: str = "resid_post") -> torch.Tensor:
+        """Gather the values as a torch tensor of the stored dtype, (n, *trailing), bit for bit."""
+        import torch
+
+        bits, dtype = self._gather(np.arange(len(self)), layer, site)
+        return torch.from_numpy(bits).view(getattr(torch, dtype.name))
+
+    def batches(
+        self,
+        layer: int | None = None,
+        site: str = "resid_post",
+        *,
+        size: int = 4096,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> Iterator[Batch]:
+        """Iterate over the selection in batches of `size` rows, each row once.
+
+        With `shuffle` the order is a permutation that depends on `seed` and the number of rows alone.
+        """
+        if size < 1:
+            raise RequestError(f"A batch needs at least one row, not {size}.")
+        self._arrays(layer, site)  # an unknown site is an error now, not at the first batch
+        return self._batches(layer, site, size, shuffle, seed, drop_last)
+
+    def _batches(
+        self, layer: int | None, site: str, size: int, shuffle: bool, seed: int, drop_last: bool
+    ) -> Iterator[Batch]:
+        order = np.random.default_rng(seed).permutation(len(self)) if shuffle else np.arange(len(self))
+        end = len(order) - len(order) % size if drop_last else len(order)
+        for first in range(0, end, size):
+            chosen = order[first : first + size]
+            bits, dtype = self._gather(chosen, layer, site)
+            yield Batch(dtype.to_float32(bits), self.table.take(pa.array(chosen)))
+
+    def _arrays(self, layer: int | None, site: str) -> tuple[StoredDtype, tuple[int, ...], list[Any]]:
+        arrays = [r.run.array(site, layer) for r in self._readers]
+        kinds = {(a.dtype, a.shape) for a in arrays}
+        if not kinds:
+            raise RequestError("The selection is empty: the query returned no rows, so there is nothing to gather.")
+        if len(kinds) > 1:
+            shown = "; ".join(f"{r.run.name}: {a.dtype} {a.shape}" for r, a in zip(self._readers, arrays, strict=True))
+            raise RequestError(f"The runs of this selection differ at {site} {layer} ({shown}). Select one at a time.")
+        return self._readers[0].run.layout(arrays[0]).dtype, arrays[0].shape, arrays
+
+    def _gather(self, chosen: np.ndarray, layer: int | None, site: str) -> tuple[np.ndarray, StoredDtype]:
+        dtype, shape, arrays = self._arrays(layer, site)
+        out = np.empty((len(chosen), *shape), dtype.bits)
+        rows, codes = self.rows[chosen], self._run_codes[chosen]
+        for code, (reader, array) in enumerate(zip(self._readers, arrays, strict=True)):
+            where = np.flatnonzero(codes == code)
+            reader.gather(array, rows[where], out, where)
+        return out, dtype
+
+

@@ -1,0 +1,155 @@
+"""One shard of a Zarr array: raw rows in C order, then the index of its inner chunks and the index's crc32c.
+
+This is the ``sharding_indexed`` codec of Zarr v3 with the ``bytes`` codec inside and the index at the end
+(https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/). All inner chunks are written, in order
+and without gaps, so the rows of a shard are one C-contiguous block that can be memory-mapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+
+from ..errors import CorruptLakeError
+from .dtypes import StoredDtype
+
+_CHECKSUM_BYTES = 4
+
+
+@dataclass(frozen=True)
+class ShardLayout:
+    """The geometry of every shard of an array: `rows` rows of shape `trailing`, `chunk_rows` to an inner chunk."""
+
+    rows: int
+    chunk_rows: int
+    trailing: tuple[int, ...]
+    dtype: StoredDtype
+
+    @property
+    def chunks(self) -> int:
+        """Inner chunks a shard."""
+        return self.rows // self.chunk_rows
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of an inner chunk."""
+        return self.chunk_rows * math.prod(self.trailing) * self.dtype.itemsize
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of all rows, which the index follows."""
+        return self.chunks * self.chunk_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of a shard file."""
+        return self.data_bytes + self.chunks * 16 + _CHECKSUM_BYTES
+
+    def index(self) -> bytes:
+        """Give the index: (offset, length) of each inner chunk as little-endian uint64, then its crc32c."""
+        pairs = np.empty((self.chunks, 2), "<u8")
+        pairs[:, 0] = np.arange(self.chunks, dtype=np.uint64) * np.uint64(self.chunk_bytes)
+        pairs[:, 1] = self.chunk_bytes
+        body = pairs.tobytes()
+        return body + google_crc32c.value(body).to_bytes(_CHECKSUM_BYTES, "little")
+
+
+class ShardWriter:
+    """Writes the rows of one shard, in any order, into a preallocated temporary file.
+
+    The disk space is reserved first, so that a full disk is an `OSError` here and not a fault in the middle of a
+    memory-mapped write. Rows live in the page cache, not in the process: memory does not grow with the shard.
+    """
+
+    def __init__(self, path: Path, layout: ShardLayout) -> None:
+        self.path = path
+        self.layout = layout
+        self._written = np.zeros(layout.rows, bool)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(fd, 0, layout.file_bytes)
+        except OSError:
+            path.unlink()
+            raise
+        finally:
+            os.close(fd)
+        self._rows = map_rows(path, layout, "r+")
+
+    def write(self, row: int, bits: np.ndarray) -> None:
+        """Store `bits`, shaped (n, *trailing), at the shard's rows [row, row + n); each row once."""
+        expected = (len(bits), *self.layout.trailing)
+        if bits.dtype != self.layout.dtype.bits or bits.shape != expected:
+            raise ValueError(f"rows of {bits.dtype} {bits.shape} do not fit {self.layout.dtype.bits} {expected}")
+        if row < 0 or row + len(bits) > self.layout.rows:
+            raise ValueError(f"rows {row} to {row + len(bits)} are outside a shard of {self.layout.rows} rows")
+        if self._written[row : row + len(bits)].any():
+            raise ValueError(f"rows {row} to {row + len(bits)} of {self.path.name} were written before")
+        self._rows[row : row + len(bits)] = bits
+        self._written[row : row + len(bits)] = True
+
+    def finish(self, used: int) -> tuple[list[int], np.ndarray]:
+        """Fill the tail with NaN, write the index, make the file durable.
+
+        All of the first `used` rows must have been written and none after them. Returns the crc32c of every inner
+        chunk and a view of the used rows (for statistics), valid until the writer is dropped.
+        """
+        if not self._written[:used].all():
+            raise ValueError(f"row {int(np.argmin(self._written[:used]))} of {self.path.name} was never written")
+        if self._written[used:].any():
+            raise ValueError(f"rows after the {used} of the unit were written in {self.path.name}")
+        self._rows[used:] = self.layout.dtype.bits.type(self.layout.dtype.nan)
+        checksums = chunk_checksums(self._rows, self.layout)
+        self._rows.flush()
+        with self.path.open("r+b") as file:
+            file.seek(self.layout.data_bytes)
+            file.write(self.layout.index())
+            file.flush()
+            os.fsync(file.fileno())
+        return checksums, self._rows[:used]
+
+    def abandon(self) -> None:
+        """Remove the temporary file, if it is still there."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+
+
+def map_rows(path: Path, layout: ShardLayout, mode: str = "r") -> np.memmap:
+    """Memory-map the rows of a shard file as raw bits, (rows, *trailing); nothing is checked."""
+    return np.memmap(path, layout.dtype.bits, mode, shape=(layout.rows, *layout.trailing))  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def open_shard(path: Path, layout: ShardLayout) -> np.memmap:
+    """Memory-map the rows of a published shard after checking its size and its index.
+
+    Raises `CorruptLakeError` when the file is missing, has another size, or its index is not the one it must have.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != layout.file_bytes:
+                raise CorruptLakeError(
+                    f"{path} has {size} bytes, not {layout.file_bytes}: it was cut or replaced. "
+                    "Run `layerlake verify` to see what else is damaged."
+                )
+            file.seek(layout.data_bytes)
+            if file.read() != layout.index():
+                raise CorruptLakeError(
+                    f"The chunk index of {path} is damaged. Run `layerlake verify` to see what else is."
+                )
+    except FileNotFoundError:
+        raise CorruptLakeError(
+            f"{path} is missing, although its unit is committed. Run `layerlake verify`."
+        ) from None
+    return map_rows(path, layout)
+
+
+def chunk_checksums(rows: np.ndarray, layout: ShardLayout) -> list[int]:
+    """Compute the crc32c of every inner chunk of a shard's rows."""
+    flat = rows.reshape(layout.chunks, -1).view(np.uint8)
+    return [google_crc32c.value(np.asarray(chunk)) for chunk in flat]

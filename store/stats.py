@@ -1,0 +1,53 @@
+"""Statistics of the stored values of one unit and array, made so that units merge exactly."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .dtypes import StoredDtype
+
+_BLOCK_VALUES = 1 << 20
+
+
+def value_statistics(bits: np.ndarray, dtype: StoredDtype) -> dict[str, Any]:
+    """Summarise stored values, (rows, *trailing) raw bits, in float64.
+
+    Count, mean, population variance, minimum and maximum are over finite values; `nonfinite` counts NaN and
+    infinities; `norm` is the mean L2 norm of the rows whose values are all finite. A value that does not exist
+    (no finite value at all) is None. Blocks are merged by the pairwise rule of Chan, Golub and LeVeque (1979).
+    """
+    count, mean, m2 = 0, 0.0, 0.0
+    low, high = math.inf, -math.inf
+    nonfinite, norms, normed_rows = 0, 0.0, 0
+    flat = bits.reshape(len(bits), -1)
+    step = max(1, _BLOCK_VALUES // max(1, flat.shape[1]))
+    for first in range(0, len(flat), step):
+        with np.errstate(invalid="ignore"):  # a signalling NaN is counted below, not worth a warning
+            block = dtype.to_float32(np.ascontiguousarray(flat[first : first + step])).astype(np.float64)
+        finite = np.isfinite(block)
+        values = block if finite.all() else block[finite]
+        nonfinite += block.size - values.size
+        whole = block if values is block else block[finite.all(axis=1)]
+        norms += float(np.sqrt(np.einsum("ij,ij->i", whole, whole)).sum())
+        normed_rows += len(whole)
+        if not values.size:
+            continue
+        n, block_mean = values.size, float(values.mean())
+        delta, total = block_mean - mean, count + n
+        m2 += float(np.square(values - block_mean).sum()) + delta * delta * count * n / total
+        mean += delta * n / total
+        count = total
+        low, high = min(low, float(values.min())), max(high, float(values.max()))
+    return {
+        "count": count,
+        "nonfinite": nonfinite,
+        "mean": mean if count else None,
+        "variance": m2 / count if count else None,
+        "min": low if count else None,
+        "max": high if count else None,
+        "norm": norms / normed_rows if normed_rows else None,
+        "rows": normed_rows,
+    }

@@ -1,0 +1,137 @@
+"""Writing one unit: its shards, then its token table, then the record that commits it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import CorruptLakeError
+from .durable import canonical_json, fsync_folder, publish, temporary_name, write_temporary
+from .layout import unit_name
+from .run import ArraySpec, Run
+from .shard import ShardWriter, chunk_checksums, open_shard
+from .stats import value_statistics
+
+
+class UnitWriter:
+    """Writes a unit of a run: nothing of it can be read before `commit`, and all of it after.
+
+    Use it as a context manager; leaving without a commit removes the temporary files. Each row of each array is
+    written exactly once: a row written twice or never is an error, not a zero.
+    """
+
+    def __init__(self, run: Run, unit: int) -> None:
+        self.run = run
+        self.unit = unit
+        self._shards: dict[str, ShardWriter] = {}
+
+    def __enter__(self) -> UnitWriter:
+        self.run.scratch.mkdir(exist_ok=True)
+        for array in self.run.record.arrays:
+            path = temporary_name(self.run.scratch, f"{unit_name(self.unit)}.{array.name}")
+            self._shards[array.name] = ShardWriter(path, self.run.layout(array))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for shard in self._shards.values():
+            shard.abandon()
+        self._shards.clear()
+
+    def write(self, array: str, row: int, bits: np.ndarray) -> None:
+        """Store raw `bits`, (n, *trailing), of an array by name at the unit's rows [row, row + n)."""
+        self._shards[array].write(row, bits)
+
+    def commit(self, tokens: pa.Table, sequences: int, made: dict[str, Any]) -> dict[str, Any]:
+        """Publish shards, token table and record, in that order, and return the record.
+
+        `tokens` is the unit's token table; its length is the number of used rows. `made` says who made the unit
+        and how long it took: the part of the record that may differ between two makings of the same bytes.
+        """
+        used = tokens.num_rows
+        body: dict[str, Any] = {
+            "unit": self.unit,
+            "identity": self.run.record.identity,
+            "first_row": self.unit * self.run.record.unit_rows,
+            "rows": used,
+            "sequences": sequences,
+            "arrays": {},
+        }
+        finished: list[tuple[ArraySpec, ShardWriter, list[int]]] = []
+        for array in self.run.record.arrays:
+            shard = self._shards[array.name]
+            checksums, rows = shard.finish(used)
+            statistics = value_statistics(rows, shard.layout.dtype)
+            body["arrays"][array.name] = {
+                "bytes": shard.layout.file_bytes,
+                "crc32c": checksums,
+                "statistics": statistics,
+            }
+            finished.append((array, shard, checksums))
+        table = token_bytes(tokens)
+        body["tokens"] = {"bytes": len(table), "sha256": hashlib.sha256(table).hexdigest()}
+        for array, shard, checksums in finished:
+            final = self.run.shard_path(array, self.unit)
+            self._publish(shard.path, final, lambda path, s=shard, c=checksums: _holds(path, s, c))
+            fsync_folder(final.parent)
+        final = self.run.tokens_path(self.unit)
+        temporary = write_temporary(self.run.scratch, final.name, table)
+        self._publish(temporary, final, lambda path: path.read_bytes() == table)
+        fsync_folder(final.parent)
+        return self._publish_record(body, made)
+
+    def _publish(self, temporary: Path, final: Path, same: Callable[[Path], bool]) -> None:
+        # The name is taken when an earlier attempt got this far, or a worker presumed dead is still at it. The same
+        # bytes are kept. Other bytes can only be a remnant, and are replaced while no record vouches for them.
+        try:
+            os.link(temporary, final)
+        except FileExistsError:
+            if not same(final):
+                if self.run.unit_path(self.unit).exists():
+                    raise CorruptLakeError(
+                        f"{final} is committed with other content than this attempt computed; the committed file is "
+                        "kept. Run `layerlake verify`."
+                    ) from None
+                os.replace(temporary, final)
+        temporary.unlink(missing_ok=True)
+
+    def _publish_record(self, body: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+        record = body | {"sha256": record_digest(body), "made": made}
+        final = self.run.unit_path(self.unit)
+        if not publish(write_temporary(self.run.scratch, final.name, canonical_json(record)), final):
+            existing = self.run.unit_record(self.unit)
+            if existing.get("sha256") != record["sha256"]:
+                raise CorruptLakeError(
+                    f"{final} commits other values than this attempt computed; it is kept. Run `layerlake verify`."
+                )
+            return existing
+        return record
+
+
+def record_digest(body: dict[str, Any]) -> str:
+    """Hash the part of a unit record that two makings of the same unit share."""
+    return hashlib.sha256(canonical_json({k: v for k, v in body.items() if k not in ("sha256", "made")})).hexdigest()
+
+
+def token_bytes(tokens: pa.Table) -> bytes:
+    """Encode a unit's token table as Parquet; the same table gives the same bytes."""
+    sink = io.BytesIO()
+    pq.write_table(tokens.combine_chunks(), sink, compression="zstd", version="2.6", write_statistics=True)
+    return sink.getvalue()
+
+
+def _holds(path: Path, shard: ShardWriter, checksums: list[int]) -> bool:
+    try:
+        return chunk_checksums(open_shard(path, shard.layout), shard.layout) == checksums
+    except CorruptLakeError:
+        return False
