@@ -109,9 +109,10 @@ def read_table(path: Path) -> pa.Table:
 def _add_run(connection: duckdb.DuckDBPyConnection, run: Run) -> None:
     record = run.record
     settings: dict[str, Any] = record.settings
-    model, data = settings.get("model", {}), settings.get("data", {})
+    model = settings.get("model", {})
     dtypes = ", ".join(dict.fromkeys(a.dtype for a in record.arrays))
-    row = [run.name, model.get("name"), model.get("revision"), model.get("fingerprint"), data.get("name"), dtypes]
+    row = [run.name, record.source.get("model"), model.get("revision"), model.get("fingerprint")]
+    row += [record.source.get("data"), dtypes]
     row += [record.units, record.tokens, record.sequences, record.unit_rows, record.identity, record.plan_hash]
     row += [record.created, record.created_by, json.dumps(settings, sort_keys=True)]
     connection.execute(f"INSERT INTO run_table VALUES ({', '.join('?' * len(row))})", row)  # noqa: S608

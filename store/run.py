@@ -58,6 +58,8 @@ class RunRecord:
     """Hash of which tokens stand in which rows; runs that share it can be joined by row."""
     tokens_hash: str
     """Hash of the whole token table, labels and spans included."""
+    source: dict[str, Any]
+    """Where model and data were found, for people and for loading again; not part of the identity."""
     created: str
     created_by: str
 

@@ -67,7 +67,7 @@ def make_run(
     arrays = (ArraySpec("embed", None, dtype, (width,)), *(ArraySpec("resid_post", i, dtype, (width,)) for i in range(layers)))
     record = RunRecord(
         name=name,
-        settings={"model": {"name": "toy", "fingerprint": f"f{seed}"}, "data": {"name": "d"}},
+        settings={"model": {"fingerprint": f"f{seed}"}},
         arrays=arrays,
         unit_rows=unit_rows,
         units=len(tables),
@@ -75,6 +75,7 @@ def make_run(
         tokens=sum(lengths),
         plan_hash=table_hash(tables, ("row", "seq", "pos", "token_id")),
         tokens_hash=table_hash(tables),
+        source={"model": "toy", "data": "d"},
         created="2026-01-01T00:00:00+00:00",
         created_by="test",
     )

@@ -1,0 +1,31 @@
+# Set-up once, then: `make demo` runs the main job, `make test` the tests, `make check` lint, format and types.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+LAKE ?= demo-lake
+
+.PHONY: demo test check slow clean
+
+$(VENV)/installed: pyproject.toml requirements.lock
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
+	mkdir -p $(VENV)/typing
+	ln -sfn "$(CURDIR)" $(VENV)/typing/layerlake
+	touch $@
+
+demo: $(VENV)/installed
+	@PATH="$(CURDIR)/$(BIN):$$PATH" LAKE="$(LAKE)" sh demo.sh
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest tests -q -m "not slow"
+
+slow: $(VENV)/installed
+	$(BIN)/python -m pytest tests -q -m slow
+
+check: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+
+clean:
+	rm -rf $(VENV) demo-lake build dist *.egg-info

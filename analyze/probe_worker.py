@@ -1,0 +1,92 @@
+"""The worker of a probe job: one array of a run, one probe, stored as an artifact with its lineage."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from .. import __version__
+from ..errors import CorruptLakeError
+from ..store.durable import canonical_json, fsync_folder, read_json, temporary_name
+from ..store.lake import Lake
+from ..store.run import ArraySpec
+from ..store.selection import Selection
+from .probe import Probe
+from .profile import ProfileEntry
+
+
+class ProbeWorker:
+    """Fits the probe of one site and layer on the rows that the request kept."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self.lake = Lake.open(spec["lake"])
+        self.settings: dict[str, Any] = spec["settings"]
+        self.lineage: dict[str, Any] = spec["lineage"]
+        rows = pq.read_table(self.lake.root / "artifacts" / f"{self.lineage['selection']}.parquet")
+        self.selection = Selection(self.lake, self.lineage["query"], rows)
+        self.labels = np.array(rows["label"].to_pylist(), object)
+        self.groups = np.array(rows["grouping"].to_pylist(), object)
+
+    def run(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Fit and store the probe of `payload["site"]` and `payload["layer"]` as `payload["artifact"]`."""
+        site, layer, artifact = payload["site"], payload["layer"], payload["artifact"]
+        settings = self.settings
+        probe = Probe(
+            C=settings["C"],
+            max_iter=settings["max_iter"],
+            seeds=tuple(settings["seeds"]),
+            test_share=settings["test_share"],
+            label_name=settings["label"],
+        )
+        probe.fit(self.selection.array(layer, site), self.labels, self.groups)
+        content = {
+            "kind": "probe",
+            "site": site,
+            "layer": layer,
+            "lineage": self.lineage,
+            "settings": settings,
+            "created_by": __version__,
+            "summary": probe.summary(),
+            "per_seed": probe.per_seed_,
+        }
+        _store(self.lake.root / "artifacts" / artifact, content, probe)
+        return {"artifact": artifact, "accuracy": probe.accuracy_}
+
+
+def load_entry(root: Path, artifact: str, array: ArraySpec) -> ProfileEntry:
+    """Read a stored probe's results back as an entry of a profile."""
+    path = root / "artifacts" / artifact / "probe.json"
+    try:
+        content = read_json(path)
+        return ProfileEntry(array.site, array.layer, content["summary"], tuple(content["per_seed"]))
+    except (OSError, KeyError) as error:
+        raise CorruptLakeError(f"The stored probe {path} cannot be read: {error!r}.") from error
+
+
+def _store(folder: Path, content: dict[str, Any], probe: Probe) -> None:
+    from safetensors.numpy import save_file
+
+    temporary = temporary_name(folder.parent, folder.name)
+    temporary.mkdir()
+    try:
+        weights = {"coef": probe.coef_, "intercept": probe.intercept_}
+        save_file({k: np.ascontiguousarray(v) for k, v in weights.items()}, temporary / "probe.safetensors")
+        (temporary / "probe.json").write_bytes(canonical_json(json.loads(json.dumps(content))))
+        for path in temporary.iterdir():
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not (folder / "probe.json").is_file():
+                raise
+        fsync_folder(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

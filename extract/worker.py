@@ -1,0 +1,90 @@
+"""The worker of an extraction: it loads the model once and writes whole units."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import ModelError, RequestError
+from ..store.plan import read_unit_tokens
+from ..store.run import ArraySpec, Run
+from ..store.unit import UnitWriter
+from .batch import Batch, Padding, plan_batches
+from .hooks import SitePoint
+from .models import ModelSource, load_model
+
+
+class ExtractWorker:
+    """Runs the model over the sequences of one unit and commits the unit; activations go straight to its shards."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self.run_ = Run(Path(spec["lake"]), spec["run"])
+        self.model = load_model(
+            ModelSource(**spec["model"]), device=spec["device"], import_path=spec.get("import_path", ())
+        )
+        settings = self.run_.record.settings
+        found, planned = self.model.identity["fingerprint"], settings["model"]["fingerprint"]
+        if found != planned:
+            raise ModelError(
+                f"{spec['model']['name']} has other weights in the worker ({found[:12]}) than when the run was planned "
+                f"({planned[:12]}). A function that makes a model must give the same weights each time."
+            )
+        self.padding: Padding = settings["padding"]
+        self.batch_tokens: int = settings["batch_tokens"]
+        self.points = [(a, self.model.point(a.site, a.layer)) for a in self.run_.record.arrays]
+
+    def run(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Extract and commit the unit `payload["unit"]`; returns what the driver shows, not the activations."""
+        unit = int(payload["unit"])
+        start = time.perf_counter()
+        tokens = read_unit_tokens(self.run_.folder / "plan", unit)
+        ids = tokens["token_id"].to_numpy()
+        seqs = tokens["seq"].to_numpy()
+        first = np.flatnonzero(np.diff(seqs, prepend=-1))
+        lengths = np.diff(first, append=len(seqs)).tolist()
+        points = [p for _, p in self.points]
+        with UnitWriter(self.run_, unit) as writer:
+            for members in plan_batches(lengths, self.batch_tokens, self.padding):
+                parts = [ids[first[i] : first[i] + lengths[i]] for i in members]
+                batch = Batch.of(parts, self.padding, self.model.device)
+                values, _ = self.model.run(batch, points)
+                for array, point in self.points:
+                    bits = to_bits(values.pop(point.name), array, point)
+                    for k, i in enumerate(members):
+                        writer.write(array.name, int(first[i]), batch.rows(bits, k))
+            made = {"seconds": round(time.perf_counter() - start, 3), "process": os.getpid()}
+            record = writer.commit(tokens, len(lengths), made)
+        nonfinite = {n: a["statistics"]["nonfinite"] for n, a in record["arrays"].items()}
+        return {
+            "unit": unit,
+            "tokens": tokens.num_rows,
+            "seconds": made["seconds"],
+            "nonfinite": {n: c for n, c in nonfinite.items() if c},
+        }
+
+
+def to_bits(value: torch.Tensor, array: ArraySpec, point: SitePoint) -> Any:
+    """Round a captured value to the stored dtype and give its raw bits as a NumPy array of the same shape.
+
+    Rounding is to nearest even, as torch converts. float16 cannot hold magnitudes above 65,504: a finite value that
+    would become infinite is refused, naming site and value, instead of stored as something else.
+    """
+    stored = value.to(getattr(torch, array.dtype))
+    if array.dtype == "float16" and value.dtype != torch.float16:
+        lost = torch.isinf(stored) & torch.isfinite(value)
+        if lost.any():
+            raise RequestError(
+                f"Site {point.name} has the value {value[lost][0].item():.6g}, which float16 cannot hold. "
+                "Store this run as bfloat16 or float32 (--dtype)."
+            )
+    unsigned = stored.cpu().contiguous()
+    if array.dtype == "float32":
+        return unsigned.view(torch.int32).numpy().view(np.uint32)
+    return unsigned.view(torch.int16).numpy().view(np.uint16)
+

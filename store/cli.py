@@ -1,0 +1,117 @@
+"""Commands of the store: sql, ls, show, index, verify."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer()
+
+LakeOption = Annotated[str, typer.Option("--lake", metavar="DIR", help="The lake's folder.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
+
+_SHOWN_ROWS = 40
+
+
+@app.command(epilog='Example: layerlake sql "SELECT run, tokens FROM runs" --lake lake')
+def sql(
+    query: Annotated[str, typer.Argument(help="One SELECT or EXPLAIN statement.")],
+    lake: LakeOption,
+    all_rows: Annotated[bool, typer.Option("--all", help=f"Show more than {_SHOWN_ROWS} rows.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds after which the query is stopped.")] = 60.0,
+    json: JsonOption = False,
+) -> None:
+    """Run one SQL query over a lake.
+
+    Tables: runs, arrays, units, sequences, tokens, stats, probes, results. The query can read the lake's catalog and
+    nothing else: no files, no network, no changes.
+    """
+    from .lake import Lake
+    from .printing import print_json, print_table
+
+    table = Lake.open(lake).sql(query, timeout=timeout)
+    if json:
+        print_json(table.to_pylist())
+    elif table.column_names == ["explain_key", "explain_value"]:
+        print("\n".join(table["explain_value"].to_pylist()))
+    else:
+        print_table(table, limit=None if all_rows else _SHOWN_ROWS)
+
+
+@app.command(epilog="Example: layerlake ls --lake lake")
+def ls(lake: LakeOption, json: JsonOption = False) -> None:
+    """List the runs of a lake."""
+    from .catalog import publish_catalog
+    from .lake import Lake
+    from .printing import print_json, print_table
+
+    opened = Lake.open(lake)
+    publish_catalog(opened.root)
+    table = opened.sql(
+        "SELECT run, model, data, dtype, units || '/' || units_planned AS units, tokens, "
+        "(SELECT count(*) FROM arrays WHERE arrays.run = runs.run) AS arrays FROM runs ORDER BY run"
+    )
+    if json:
+        print_json(table.to_pylist())
+    elif table.num_rows:
+        print_table(table, limit=None)
+    else:
+        print("This lake has no runs yet.")
+
+
+@app.command(epilog="Example: layerlake show minilm --lake lake")
+def show(
+    run: Annotated[str, typer.Argument(help="The run's name.")], lake: LakeOption, json: JsonOption = False
+) -> None:
+    """Show what a run was made from, its arrays and their statistics."""
+    from .describe import describe_run, print_description
+    from .lake import Lake
+    from .printing import print_json
+
+    description = describe_run(Lake.open(lake), run)
+    if json:
+        print_json(description)
+    else:
+        print_description(description)
+
+
+@app.command(epilog="Example: layerlake index --lake lake")
+def index(lake: LakeOption, json: JsonOption = False) -> None:
+    """Rebuild the catalog from the lake's files; it is an index and can always be made anew."""
+    from .lake import Lake
+    from .printing import print_json
+
+    opened = Lake.open(lake)
+    path = opened.index()
+    counts = opened.sql("SELECT count(*) AS runs, sum(units)::BIGINT AS units, sum(tokens)::BIGINT AS tokens FROM runs")
+    row = counts.to_pylist()[0]
+    if json:
+        print_json(row | {"catalog": str(path.relative_to(opened.root))})
+    else:
+        print(f"Indexed {row['runs']} runs, {row['units'] or 0} units, {row['tokens'] or 0} tokens.")
+
+
+@app.command(epilog="Example: layerlake verify --lake lake")
+def verify(
+    lake: LakeOption,
+    run: Annotated[str | None, typer.Option(help="Check this run only.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Check counts and checksums of everything stored; exit code 1 when anything is wrong."""
+    from .lake import Lake
+    from .printing import print_json
+
+    opened = Lake.open(lake)
+    problems = opened.verify(run)
+    checked = [run] if run else opened.runs()
+    if json:
+        print_json({"runs": checked, "problems": [p.to_json() for p in problems]})
+    else:
+        for problem in problems:
+            print(f"{problem.path}: {problem.what}")
+        units = sum(len(opened.run(name).committed()) for name in checked)
+        found = f"{len(problems)} problems" if problems else "everything is as it was written"
+        print(f"Checked {len(checked)} runs, {units} units: {found}.")
+    if problems:
+        raise typer.Exit(1)
