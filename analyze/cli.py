@@ -26,7 +26,8 @@ def probe(
     workers: Annotated[int, typer.Option(help="Ray actors.")] = 1,
     threads: Annotated[int, typer.Option(help="Compute threads a worker.")] = 1,
     ray_address: Annotated[
-        str | None, typer.Option(help="A running Ray cluster to use. Default: a private one, on this machine.")
+        str | None,
+        typer.Option(help="A running Ray cluster to use. Default: a private one, on this machine."),
     ] = None,
     plot: Annotated[str | None, typer.Option(help="Save the profile as a picture: .png, .svg or .pdf.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the profile's facts as JSON.")] = False,

@@ -146,15 +146,11 @@ def _query(lake: Lake, run: Run, label: str, where: str | None, by: str) -> str:
     name = run.name.replace("'", "''")
     quoted = '"' + label.replace('"', '""') + '"'
     inner = (
-        "SELECT tokens.*, sequences.document FROM tokens JOIN sequences USING (run, seq) "
-        f"WHERE tokens.run = '{name}'"
+        f"SELECT tokens.*, sequences.document FROM tokens JOIN sequences USING (run, seq) WHERE tokens.run = '{name}'"
     )
     condition = f" WHERE ({where})" if where else ""
     # ORDER BY makes the rows, and with them the probe, the same each time
-    return (
-        f'SELECT run, row, {quoted} AS label, "{by}" AS grouping FROM ({inner}) AS tokens{condition} '  # noqa: S608
-        "ORDER BY row"
-    )
+    return f'SELECT run, row, {quoted} AS label, "{by}" AS grouping FROM ({inner}) AS tokens{condition} ORDER BY row'
 
 
 def _keep_rows(root: Path, rows: pa.Table) -> str:
@@ -182,7 +178,12 @@ def _keep_results(root: Path, profile: Profile, ids: dict[str, str], arrays: lis
     by_place = {(a.site, a.layer): ids[a.name] for a in arrays}
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     rows = [
-        {"result": path.stem, "kind": "probe", "created": created, "artifact": by_place[r["site"], r["layer"]]}
+        {
+            "result": path.stem,
+            "kind": "probe",
+            "created": created,
+            "artifact": by_place[r["site"], r["layer"]],
+        }
         | {k: r[k] for k in ("run", "label", "site", "layer", "seed", "metric", "value")}
         for r in profile.rows()
     ]
@@ -207,4 +208,3 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-

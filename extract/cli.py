@@ -14,16 +14,16 @@ app = typer.Typer()
     "--workers 2"
 )
 def extract(
-    model: Annotated[
-        str, typer.Argument(help="A local Hugging Face folder, a hub name, or package.module:function.")
-    ],
+    model: Annotated[str, typer.Argument(help="A local Hugging Face folder, a hub name, or package.module:function.")],
     data: Annotated[
-        str, typer.Argument(help="A .txt file (a document a line), a .jsonl file, or a folder or glob of source files.")
+        str,
+        typer.Argument(help="A .txt file (a document a line), a .jsonl file, or a folder or glob of source files."),
     ],
     lake: Annotated[str, typer.Option("--lake", metavar="DIR", help="The lake's folder; made if there is none.")],
     run: Annotated[str | None, typer.Option(help="The run's name; default: from model and data.")] = None,
     site: Annotated[
-        list[str] | None, typer.Option(help="A site to store; repeat for more. Default: embed and resid_post.")
+        list[str] | None,
+        typer.Option(help="A site to store; repeat for more. Default: embed and resid_post."),
     ] = None,
     layer: Annotated[
         list[int] | None, typer.Option(help="A layer to store, from 0; repeat for more. Default: all.")
@@ -40,12 +40,14 @@ def extract(
         typer.Option(help="A column of labels: one a document, or a list with one a token; repeat for more."),
     ] = None,
     split_column: Annotated[
-        str | None, typer.Option(help="The column that says train or test. Default: a fifth of the documents is test.")
+        str | None,
+        typer.Option(help="The column that says train or test. Default: a fifth of the documents is test."),
     ] = None,
     label: Annotated[
-        list[str] | None, typer.Option(
+        list[str] | None,
+        typer.Option(
             help="Label tokens by code-depth (the column depth) or column=package.module:function; repeat for more."
-        )
+        ),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="The revision of a hub model.")] = None,
     model_dtype: Annotated[str, typer.Option(help="Run the model as auto, float32, bfloat16 or float16.")] = "auto",
@@ -62,7 +64,8 @@ def extract(
     threads: Annotated[int, typer.Option(help="Compute threads a worker.")] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     ray_address: Annotated[
-        str | None, typer.Option(help="A running Ray cluster to use. Default: a private one, on this machine.")
+        str | None,
+        typer.Option(help="A running Ray cluster to use. Default: a private one, on this machine."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:

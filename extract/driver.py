@@ -18,13 +18,14 @@ from ..store.catalog import publish_catalog
 from ..store.create import create_run
 from ..store.dtypes import stored_dtype
 from ..store.layout import check_lake, check_run_name, lake_path
-from ..store.run import ArraySpec, Run, RunRecord, find_run
+from ..store.run import Run, RunRecord, find_run
 from .data import data_digest, read_documents
 from .engine import Engine, Item, Job, make_engine
 from .labels import load_labeler
-from .models import LoadedModel, ModelSource, load_model, short_path
+from .models import ModelSource, load_model, short_path
 from .plan import ExtractionPlan, make_plan
 from .progress import Progress
+from .settings import choose_arrays, choose_padding, compute_settings, default_name, label_column, loadable
 from .windows import make_sequences
 
 PUBLISH_EVERY_S = 30.0
@@ -73,7 +74,7 @@ def extract(
     padding: str | None = None,
     batch_tokens: int = 4096,
     unit_rows: int | None = None,
-    engine: str | Engine = "inline",
+    engine: str = "inline",
     workers: int = 1,
     threads: int = 1,
     device: str = "cpu",
@@ -102,7 +103,8 @@ def extract(
         raise RequestError(f"A batch needs at least one token, not {batch_tokens}.")
     if dtype is not None:
         stored_dtype(dtype)
-    labelers = {column: load_labeler(name) for column, name in map(_label_column, labels)}
+    chosen = make_engine(engine, workers=workers, threads=threads, device=device, ray_address=ray_address)
+    labelers = {column: load_labeler(name) for column, name in map(label_column, labels)}
     documents = read_documents(
         data, text_column=text_column, label_columns=tuple(label_columns), split_column=split_column
     )
@@ -122,20 +124,20 @@ def extract(
         vocab_size=loaded.vocab_size,
         labelers=labelers,
     )
-    arrays = _choose_arrays(loaded, sites, layers, dtype)
+    arrays = choose_arrays(loaded, sites, layers, dtype)
     plan = make_plan(documents, sequences, unit_rows)
     if plan.waste > _WASTE_WARNING:
         warnings.append(f"{plan.waste:.0%} of the planned rows stay unused; shorter windows (--window) waste less.")
     record = RunRecord(
-        name=run or _default_name(source, data),
+        name=run or default_name(source, data),
         settings={
             "model": loaded.identity,
             "data": data_digest(documents),
             "window": window,
             "labels": sorted(labels),
-            "padding": _choose_padding(loaded, padding),
+            "padding": choose_padding(loaded, padding),
             "batch_tokens": batch_tokens,
-            "compute": _compute(threads, device),
+            "compute": compute_settings(threads, device),
         },
         arrays=arrays,
         unit_rows=plan.unit_rows,
@@ -144,27 +146,22 @@ def extract(
         tokens=plan.tokens,
         plan_hash=plan.plan_hash,
         tokens_hash=plan.tokens_hash,
-        source={"model": source.title, "data": short_path(data), "data_path": os.fspath(data), "load": _loadable(source)},
+        source={
+            "model": source.title,
+            "data": short_path(data),
+            "data_path": os.fspath(data),
+            "load": loadable(source),
+        },
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         created_by=__version__,
     )
     target = find_run(root, record.name) or create_run(root, record, plan.sequences, plan.units)
     target.record.check_same(record)
     del loaded
-    owned = isinstance(engine, str)
-    chosen: Engine = (
-        make_engine(engine, workers=workers, threads=threads, device=device, ray_address=ray_address)  # pyright: ignore[reportArgumentType]
-        if isinstance(engine, str)
-        else engine
-    )
-    try:
-        with target.driver_lock():
-            spec = {"lake": str(root), "run": target.name, "model": _loadable(source), "device": device}
-            spec["import_path"] = list(import_path)
-            outcome = _run_units(target, plan, spec, chosen, import_path)
-    finally:
-        if owned:
-            chosen.close()
+    with chosen, target.driver_lock():
+        spec = {"lake": str(root), "run": target.name, "model": loadable(source), "device": device}
+        spec["import_path"] = list(import_path)
+        outcome = _run_units(target, plan, spec, chosen, import_path)
     return ExtractReport(
         run=target.name,
         lake=str(root),
@@ -224,77 +221,3 @@ def _run_units(
         "lost_workers": report.lost_workers,
         "warnings": warnings,
     }
-
-
-def _label_column(label: str) -> tuple[str, str]:
-    """Split ``column=labeler``; without a column, code-depth is called depth and a function by its own name."""
-    column, equals, name = label.rpartition("=")
-    if not equals:
-        column = {"code-depth": "depth"}.get(name, name.rpartition(":")[2].replace("-", "_"))
-    return column, name
-
-
-def _choose_arrays(
-    model: LoadedModel, sites: Sequence[str], layers: Sequence[int] | None, dtype: str | None
-) -> tuple[ArraySpec, ...]:
-    points = []
-    for site in dict.fromkeys(sites):
-        of_site = [p for p in model.points if p.site == site]
-        if of_site and of_site[0].layer is None:
-            points.append(of_site[0])
-        elif layers is None and of_site:
-            points += of_site
-        else:
-            points += [model.point(site, layer) for layer in dict.fromkeys(layers or (None,))]
-    if not points:
-        raise RequestError("Name at least one site to extract.")
-    return tuple(
-        ArraySpec(p.site, p.layer, stored_dtype(dtype or model.dtypes[p.name]).name, model.shapes[p.name])
-        for p in points
-    )
-
-
-def _choose_padding(model: LoadedModel, asked: str | None) -> str:
-    known = (*model.padding, "none")
-    if asked is None:
-        return known[0]
-    if asked not in ("right", "left", "none"):
-        raise RequestError(f"{asked!r} is not a padding; use right, left or none.")
-    if asked not in known:
-        raise RequestError(
-            f"Padding on the {asked} is not known to leave this model's activations unchanged; use {' or '.join(known)}."
-        )
-    return asked
-
-
-def _compute(threads: int, device: str) -> dict[str, Any]:
-    """Record what moves the last bits of a value: the same command elsewhere is another run, and is told so."""
-    import importlib.metadata
-
-    try:
-        transformers = importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        transformers = None
-    return {
-        "device": device,
-        "threads": threads,
-        "torch": torch.__version__,
-        "transformers": transformers,
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-    }
-
-
-def _loadable(source: ModelSource) -> dict[str, Any]:
-    spec = asdict(source)
-    folder = Path(source.name).expanduser()
-    if not source.is_function and folder.is_dir():
-        spec["name"] = str(folder.resolve())
-    return spec
-
-
-def _default_name(source: ModelSource, data: str | os.PathLike[str]) -> str:
-    stem = Path(os.fspath(data).rstrip("/*")).stem or "data"
-    raw = f"{source.title.split('/')[-1].replace(':', '.')}-{stem}"
-    return "".join(c if c.isalnum() and c.isascii() or c in "._-" else "-" for c in raw).strip("-._")[:100] or "run"
-
-

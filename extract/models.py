@@ -133,7 +133,7 @@ def _load_function(source: ModelSource, import_path: Sequence[str]) -> LoadedMod
         raise RequestError(f"{source.name} cannot be called: {error}") from error
     except LayerlakeError:
         raise
-    except Exception as error:  # noqa: BLE001 - a user's code may raise anything; it is named, not hidden
+    except Exception as error:
         raise ModelError(f"{source.name} failed with {type(error).__name__}: {error}") from error
     if not isinstance(made, (torch.nn.Module, TorchModel)):
         raise ModelError(f"{source.name} returned {type(made).__name__}, not a torch module or a TorchModel.")
@@ -177,11 +177,16 @@ def _load_hugging_face(source: ModelSource) -> LoadedModel:
             architecture = architecture_of(config.model_type)
             # use_safetensors: a pickle can run code, so weights in .bin files are not loaded
             module, report = transformers.AutoModel.from_pretrained(
-                name, config=config, dtype=source.dtype, use_safetensors=True, output_loading_info=True, **options
+                name,
+                config=config,
+                dtype=source.dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+                **options,
             )
         except LayerlakeError:
             raise
-        except Exception as error:  # noqa: BLE001 - many libraries, many error types; the text is kept
+        except Exception as error:
             raise ModelError(f"{source.name} does not load as a model: {_sentence(error)}") from error
         _check_weights(source, module, report)
         tokenizer = _load_tokenizer(transformers, name, options, looks_local)
@@ -233,7 +238,7 @@ def _load_tokenizer(transformers: Any, name: str, options: dict[str, Any], local
         return None
     try:
         return transformers.AutoTokenizer.from_pretrained(name, **options)
-    except Exception as error:  # noqa: BLE001 - see above
+    except Exception as error:
         raise ModelError(f"The tokenizer of {name} does not load: {_sentence(error)}") from error
 
 
@@ -251,7 +256,7 @@ def _trial(model: LoadedModel) -> None:
             values, _ = model.run(batch, points)
         except LayerlakeError:
             raise
-        except Exception as error:  # noqa: BLE001 - a user's forward may raise anything; it is named, not hidden
+        except Exception as error:
             raise ModelError(
                 f"{model.source.name} fails on {batch_size} sequences of {length} tokens with "
                 f"{type(error).__name__}: {_sentence(error)}"

@@ -45,7 +45,12 @@ class Progress:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
             from rich.progress import Progress as Bar
 
-            columns = [BarColumn(), MofNCompleteColumn(), TextColumn(self.unit), TextColumn("{task.fields[rest]}")]
+            columns = [
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn(self.unit),
+                TextColumn("{task.fields[rest]}"),
+            ]
             self._bar = Bar(*columns, console=Console(file=self.stream), transient=True)
             self._bar.start()
             self._task = self._bar.add_task(self.unit, total=self.total, rest="starting")

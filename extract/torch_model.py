@@ -67,7 +67,10 @@ class TorchModel:
         unknown = [p for p in (embed, *blocks) if p not in names]
         if unknown:
             raise ModelError(f"The model has no module {unknown[0]!r}; it has {', '.join(list(names)[1:12])}.")
-        return [SitePoint("embed", None, embed), *(SitePoint("resid_post", i, b) for i, b in enumerate(blocks))]
+        return [
+            SitePoint("embed", None, embed),
+            *(SitePoint("resid_post", i, b) for i, b in enumerate(blocks)),
+        ]
 
     def table_size(self) -> int | None:
         """Give the number of ids the model knows, where that can be told."""

@@ -87,4 +87,3 @@ def to_bits(value: torch.Tensor, array: ArraySpec, point: SitePoint) -> Any:
     if array.dtype == "float32":
         return unsigned.view(torch.int32).numpy().view(np.uint32)
     return unsigned.view(torch.int16).numpy().view(np.uint16)
-

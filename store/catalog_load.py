@@ -68,7 +68,7 @@ def load_runs(connection: duckdb.DuckDBPyConnection, root: Path) -> bool:
         run = present.get(name)
         if run is None or run.record.identity + run.record.created != stamp:
             for table in ("run_table", "arrays", "units", "unit_stats", "sequences", "tokens"):
-                connection.execute(f"DELETE FROM {table} WHERE run = ?", [name])  # noqa: S608 - our own names
+                connection.execute(f"DELETE FROM {table} WHERE run = ?", [name])
             changed = True
     indexed = {name for (name,) in connection.execute("SELECT run FROM run_table").fetchall()}
     for name, run in present.items():
@@ -113,9 +113,16 @@ def _add_run(connection: duckdb.DuckDBPyConnection, run: Run) -> None:
     dtypes = ", ".join(dict.fromkeys(a.dtype for a in record.arrays))
     row = [run.name, record.source.get("model"), model.get("revision"), model.get("fingerprint")]
     row += [record.source.get("data"), dtypes]
-    row += [record.units, record.tokens, record.sequences, record.unit_rows, record.identity, record.plan_hash]
+    row += [
+        record.units,
+        record.tokens,
+        record.sequences,
+        record.unit_rows,
+        record.identity,
+        record.plan_hash,
+    ]
     row += [record.created, record.created_by, json.dumps(settings, sort_keys=True)]
-    connection.execute(f"INSERT INTO run_table VALUES ({', '.join('?' * len(row))})", row)  # noqa: S608
+    connection.execute(f"INSERT INTO run_table VALUES ({', '.join('?' * len(row))})", row)
     arrays = pa.table(
         {
             "run": pa.array([run.name] * len(record.arrays), pa.string()),
@@ -159,7 +166,7 @@ def _add_units(connection: duckdb.DuckDBPyConnection, run: Run, units: list[int]
 
 def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
     connection.register("incoming", rows)
-    connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM incoming")  # noqa: S608 - our own names
+    connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM incoming")
     connection.unregister("incoming")
 
 

@@ -33,9 +33,7 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers
 def print_table(table: pa.Table, *, limit: int | None) -> None:
     """Print an Arrow table; when more than `limit` rows are left out, the last line says so."""
     shown = table if limit is None else table.slice(0, limit)
-    numbers = frozenset(
-        f.name for f in table.schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)
-    )
+    numbers = frozenset(f.name for f in table.schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type))
     columns = [shown.column(i).to_pylist() for i in range(shown.num_columns)]
     print_rows(table.column_names, list(zip(*columns, strict=True)), numbers=numbers)
     if shown.num_rows < table.num_rows:

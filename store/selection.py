@@ -121,5 +121,3 @@ class Selection:
             where = np.flatnonzero(codes == code)
             reader.gather(array, rows[where], out, where)
         return out, dtype
-
-

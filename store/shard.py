@@ -143,9 +143,7 @@ def open_shard(path: Path, layout: ShardLayout) -> np.memmap:
                     f"The chunk index of {path} is damaged. Run `layerlake verify` to see what else is."
                 )
     except FileNotFoundError:
-        raise CorruptLakeError(
-            f"{path} is missing, although its unit is committed. Run `layerlake verify`."
-        ) from None
+        raise CorruptLakeError(f"{path} is missing, although its unit is committed. Run `layerlake verify`.") from None
     return map_rows(path, layout)
 
 

@@ -35,9 +35,7 @@ SEQUENCE_FIELDS: tuple[tuple[str, pa.DataType], ...] = (
 ROW_FIELDS = ("row", "seq", "pos", "token_id")
 """The columns that say which token stands in which row."""
 
-RESERVED_LABELS = frozenset(
-    {"run", "rowid", "text", *(n for n, _ in TOKEN_FIELDS), *(n for n, _ in SEQUENCE_FIELDS)}
-)
+RESERVED_LABELS = frozenset({"run", "rowid", "text", *(n for n, _ in TOKEN_FIELDS), *(n for n, _ in SEQUENCE_FIELDS)})
 
 
 def label_type(name: str, values: list[Any]) -> pa.DataType:

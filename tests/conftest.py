@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
-import pytest
-
 import layerlake
+import pytest
+import torch
+
+# Workers compute with one thread; a reference with two differs in the last bits. The hub is never asked.
+torch.set_num_threads(1)
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 _HOME = Path(layerlake.__file__).resolve().parent
 
@@ -19,8 +24,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if not file or name == "layerlake" or name.startswith("layerlake."):
             continue
         path = Path(file).resolve()
-        inside = Path(file).is_absolute() and path.is_relative_to(_HOME) and not any(
-            part in ("tests", ".venv", "site-packages") for part in path.relative_to(_HOME).parts
+        inside = (
+            Path(file).is_absolute()
+            and path.is_relative_to(_HOME)
+            and not any(part in ("tests", ".venv", "site-packages") for part in path.relative_to(_HOME).parts)
         )
         if inside:
             session.exitstatus = 1

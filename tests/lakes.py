@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-
 from layerlake.store.catalog import publish_catalog
 from layerlake.store.create import create_run
 from layerlake.store.dtypes import stored_dtype
@@ -33,7 +32,12 @@ def plan_tables(lengths: list[int], unit_rows: int, labels: dict[str, list[Any]]
         first = (len(units) - 1) * unit_rows + len(units[-1])
         split = "test" if seq % 5 == 0 else "train"
         sequences.append(
-            {"seq": seq, "unit": len(units) - 1, "document": f"doc{seq // 2}", "document_sha256": f"{seq // 2:x}"}
+            {
+                "seq": seq,
+                "unit": len(units) - 1,
+                "document": f"doc{seq // 2}",
+                "document_sha256": f"{seq // 2:x}",
+            }
             | {"char_offset": 0, "length": length, "first_row": first, "split": split}
         )
         for pos in range(length):
@@ -64,7 +68,10 @@ def make_run(
 ) -> tuple[Run, list[pa.Table], dict[str, np.ndarray]]:
     """Make a run; returns it, its units' token tables and the bits of every array, (all rows, width)."""
     sequences, tables = plan_tables(list(lengths), unit_rows, labels)
-    arrays = (ArraySpec("embed", None, dtype, (width,)), *(ArraySpec("resid_post", i, dtype, (width,)) for i in range(layers)))
+    arrays = (
+        ArraySpec("embed", None, dtype, (width,)),
+        *(ArraySpec("resid_post", i, dtype, (width,)) for i in range(layers)),
+    )
     record = RunRecord(
         name=name,
         settings={"model": {"fingerprint": f"f{seed}"}},

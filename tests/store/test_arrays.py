@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 import torch
 from lakes import commit_unit, make_run
-
 from layerlake.errors import CorruptLakeError, RequestError
 from layerlake.store import zarr_bfloat16
 from layerlake.store.lake import Lake

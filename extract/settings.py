@@ -1,0 +1,87 @@
+"""From what was asked to the settings of a run: arrays, padding, names, and what moves a value's last bits."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import RequestError
+from ..store.dtypes import stored_dtype
+from ..store.run import ArraySpec
+from .models import LoadedModel, ModelSource
+
+
+def label_column(label: str) -> tuple[str, str]:
+    """Split ``column=labeler``; without a column, code-depth is called depth and a function by its own name."""
+    column, equals, name = label.rpartition("=")
+    if not equals:
+        column = {"code-depth": "depth"}.get(name, name.rpartition(":")[2].replace("-", "_"))
+    return column, name
+
+
+def choose_arrays(
+    model: LoadedModel, sites: Sequence[str], layers: Sequence[int] | None, dtype: str | None
+) -> tuple[ArraySpec, ...]:
+    points = []
+    for site in dict.fromkeys(sites):
+        of_site = [p for p in model.points if p.site == site]
+        if of_site and of_site[0].layer is None:
+            points.append(of_site[0])
+        elif layers is None and of_site:
+            points += of_site
+        else:
+            points += [model.point(site, layer) for layer in dict.fromkeys(layers or (None,))]
+    if not points:
+        raise RequestError("Name at least one site to extract.")
+    return tuple(
+        ArraySpec(p.site, p.layer, stored_dtype(dtype or model.dtypes[p.name]).name, model.shapes[p.name])
+        for p in points
+    )
+
+
+def choose_padding(model: LoadedModel, asked: str | None) -> str:
+    known = (*model.padding, "none")
+    if asked is None:
+        return known[0]
+    if asked not in ("right", "left", "none"):
+        raise RequestError(f"{asked!r} is not a padding; use right, left or none.")
+    if asked not in known:
+        raise RequestError(
+            f"Padding on the {asked} is not known to leave this model's activations unchanged; use {' or '.join(known)}."
+        )
+    return asked
+
+
+def compute_settings(threads: int, device: str) -> dict[str, Any]:
+    """Record what moves the last bits of a value: the same command elsewhere is another run, and is told so."""
+    try:
+        transformers = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        transformers = None
+    return {
+        "device": device,
+        "threads": threads,
+        "torch": torch.__version__,
+        "transformers": transformers,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def loadable(source: ModelSource) -> dict[str, Any]:
+    spec = asdict(source)
+    folder = Path(source.name).expanduser()
+    if not source.is_function and folder.is_dir():
+        spec["name"] = str(folder.resolve())
+    return spec
+
+
+def default_name(source: ModelSource, data: str | os.PathLike[str]) -> str:
+    stem = Path(os.fspath(data).rstrip("/*")).stem or "data"
+    raw = f"{source.title.split('/')[-1].replace(':', '.')}-{stem}"
+    return "".join(c if (c.isalnum() and c.isascii()) or c in "._-" else "-" for c in raw).strip("-._")[:100] or "run"
