@@ -1,0 +1,210 @@
+"""From documents to sequences: the token ids that the model reads at once, with text, labels and flags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError, RequestError
+from .cutting import cut_text
+from .data import Document
+from .encoding import Encoding, encode
+from .labels import Labeler, token_labels
+
+_BATCH_DOCUMENTS = 512
+_BATCH_CHARACTERS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """A window of a document: what the model reads as one sequence of n tokens."""
+
+    document: int
+    """The index of its document."""
+    offset: int
+    """Where it begins in the document, in characters; in tokens when the document is ids."""
+    length: int
+    """How much of the document it is, in the same unit."""
+    input_ids: np.ndarray
+    """int32 (n,)"""
+    special: np.ndarray
+    """bool (n,): added by the tokenizer; a special token that is written in the text is not."""
+    start: np.ndarray
+    """int32 (n,): first character of the token in the document; -1 for special tokens and for ids."""
+    end: np.ndarray
+    """int32 (n,): one past its last character in the document; -1 likewise."""
+    pieces: list[str] | None
+    """The tokenizer's own names of the tokens; None for ids."""
+    labels: dict[str, list[Any]] = field(default_factory=dict)
+    """Column -> n values; None for special tokens and where a label is missing."""
+    sequence_labels: dict[str, Any] = field(default_factory=dict)
+    """Column -> the document's label."""
+
+
+def make_sequences(
+    documents: Seq[Document],
+    tokenizer: Any | None,
+    *,
+    window: int | None,
+    max_length: int | None,
+    vocab_size: int | None,
+    labelers: Mapping[str, Labeler] | None = None,
+) -> tuple[list[Sequence], list[str]]:
+    """Turn documents into sequences of at most `window` tokens, and give warnings in words.
+
+    **Ids.** The ids of a sequence equal ``tokenizer(text[offset : offset + length])["input_ids"]``: the
+    tokenizer's default special tokens in every window, no padding, no truncation. A text that itself begins
+    with the BOS string has two BOS tokens then; they are stored as they are, and a warning names the
+    documents.
+
+    **Windows.** A document longer than `window` tokens, special ones included, is cut at the starts of lines
+    (after ``\\n``): a window takes whole lines until the next would not fit. A line that does not fit into a
+    window of its own is cut where tokens begin, and between characters where even one token does not fit; its
+    rest opens the next window. Windows in order give back the whole document. The only slices that are left
+    out are those without any token, which exist only where a cut separates a character that the tokenizer
+    drops.
+
+    **No window.** A document is one sequence. One that is longer than `max_length` is refused, never cut in
+    silence.
+
+    **Labels.** A list of labels must have one for each token that is not special (each id, when the document
+    is ids). Labelers see each text once as a whole, with the spans of all its tokens.
+    """
+    if window is not None and window < 1:
+        raise RequestError(f"A window of {window} tokens holds nothing. Ask for at least 1.")
+    if window is not None and max_length is not None and window > max_length:
+        raise RequestError(
+            f"A window of {window} tokens is longer than the {max_length} that the model reads. Ask for"
+            f" --window {max_length} or less."
+        )
+    labelers = labelers or {}
+    columns = list(dict.fromkeys(column for document in documents for column in document.labels))
+    if clash := sorted(set(columns) & set(labelers)):
+        raise RequestError(f"{clash[0]!r} is a label of the data and a labeler. Rename one of them.")
+    listed = [c for c in columns if any(isinstance(d.labels.get(c), list) for d in documents)]
+    limit = window if window is not None else max_length
+    sequences: list[Sequence] = []
+    twice: dict[str, str] = {}
+    for index, whole, windows in _cut(documents, tokenizer, window):
+        document = documents[index]
+        for one in windows:
+            size = len(one.input_ids)
+            if limit is not None and size > limit:
+                raise DataError(
+                    f"The document {document.name} has {size} tokens and the model reads at most {limit}."
+                    f" Cut documents into windows with --window {limit} (or less)."
+                )
+            _check_ids(document, one, vocab_size)
+            ids, special = one.input_ids, one.special
+            if size > 1 and ids[0] == ids[1] and special[0] and not special[1] and one.pieces:
+                twice.setdefault(document.name, one.pieces[0])
+        real = [~one.special for one in windows]
+        per_token = {c: _listed(document, c, whole, sum(int(r.sum()) for r in real)) for c in listed}
+        for name, labeler in labelers.items():
+            start = np.concatenate([one.start[r] for one, r in zip(windows, real, strict=True)])
+            end = np.concatenate([one.end[r] for one, r in zip(windows, real, strict=True)])
+            per_token[name] = token_labels(name, labeler, document.name, document.text, start, end)
+        scalars = {c: document.labels.get(c) for c in columns if c not in listed}
+        values = {column: iter(labels) for column, labels in per_token.items()}
+        for one, mask in zip(windows, real, strict=True):
+            labels = {c: [next(v) if r else None for r in mask.tolist()] for c, v in values.items()}
+            sequences.append(replace(one, labels=labels, sequence_labels=dict(scalars)))
+    return sequences, _warn_twice(twice)
+
+
+def _cut(
+    documents: Seq[Document], tokenizer: Any | None, window: int | None
+) -> Iterator[tuple[int, int, list[Sequence]]]:
+    """Yield (index, real tokens of the whole document, its windows) of every document, in order.
+
+    Texts are tokenized many at a time, as the call costs more than a short text.
+    """
+    at = 0
+    while at < len(documents):
+        if documents[at].text is None:
+            ids = np.asarray(documents[at].input_ids, np.int32)
+            yield at, len(ids), _cut_ids(at, ids, window)
+            at += 1
+            continue
+        batch: list[str] = []
+        size = 0
+        for document in documents[at : at + _BATCH_DOCUMENTS]:
+            if document.text is None or size > _BATCH_CHARACTERS:
+                break
+            batch.append(document.text)
+            size += len(document.text)
+        if tokenizer is None:
+            raise DataError(
+                f"The document {documents[at].name} is text and the model has no tokenizer. Give data with"
+                f" 'input_ids'."
+            )
+        for text, whole in zip(batch, encode(tokenizer, batch), strict=True):
+            name = documents[at].name
+            if not whole.real:
+                raise DataError(
+                    f"The document {name} gives no token: the tokenizer drops all its text. Remove the"
+                    f" document."
+                )
+            slices = [(0, len(text), whole)]
+            if window is not None and len(whole.ids) > window:
+                slices = cut_text(name, text, whole, tokenizer, window)
+            yield at, whole.real, [_sequence(at, tokenizer, *one) for one in slices]
+            at += 1
+
+
+def _sequence(document: int, tokenizer: Any, begin: int, end: int, encoding: Encoding) -> Sequence:
+    shift = np.where(encoding.special, 0, begin).astype(np.int32)
+    pieces = tokenizer.convert_ids_to_tokens(encoding.ids.tolist())
+    spans = (encoding.start + shift, encoding.end + shift)
+    return Sequence(document, begin, end - begin, encoding.ids, encoding.special, *spans, pieces)
+
+
+def _cut_ids(document: int, ids: np.ndarray, window: int | None) -> list[Sequence]:
+    size = window or len(ids)
+    windows = [(at, ids[at : at + size]) for at in range(0, len(ids), size)]
+    return [
+        Sequence(
+            document, at, len(w), w, np.zeros(len(w), bool), *np.full((2, len(w)), -1, np.int32), pieces=None
+        )
+        for at, w in windows
+    ]
+
+
+def _check_ids(document: Document, sequence: Sequence, vocab_size: int | None) -> None:
+    if vocab_size is None or int(sequence.input_ids.max()) < vocab_size:
+        return
+    position = int(np.argmax(sequence.input_ids >= vocab_size))
+    where = f"token {position}" + (f" of the window at {sequence.offset}" if sequence.offset else "")
+    raise DataError(
+        f"The document {document.name}: {where} has the id {sequence.input_ids[position]}, and the model's"
+        f" embedding table has {vocab_size} rows. Use the tokenizer that the model was made with, or mend"
+        f" the ids."
+    )
+
+
+def _listed(document: Document, column: str, whole: int, real: int) -> list[Any]:
+    labels = document.labels.get(column)
+    if labels is None:
+        return [None] * real
+    if len(labels) == real:
+        return labels
+    cut = f" ({whole} before it was cut into windows)" if real != whole else ""
+    raise DataError(
+        f"The document {document.name} has {len(labels)} labels {column!r} and {real} tokens{cut}. Give one"
+        f" label a token, special tokens left out."
+    )
+
+
+def _warn_twice(twice: Mapping[str, str]) -> list[str]:
+    if not twice:
+        return []
+    piece = next(iter(twice.values()))
+    shown = ", ".join(list(twice)[:5]) + (f" and {len(twice) - 5} more" if len(twice) > 5 else "")
+    return [
+        f"The tokenizer puts {piece!r} in front of every text, and {len(twice)} document(s) already begin"
+        f" with it, so it is stored twice there: {shown}. Take it out of the text if one is meant."
+    ]
