@@ -48,7 +48,7 @@ def score_split(
         "n_iter": fit.n_iter,
         "train_counts": count_by_class(train, names),
         "test_counts": count_by_class(truth, names),
-        "unseen_classes": [labels.classes.tolist()[i] for i in np.flatnonzero(present & (trained == 0))],
+        "unseen_classes": [labels.classes.tolist()[i] for i in np.flatnonzero(trained == 0)],
     }
 
 

@@ -362,6 +362,12 @@ def test_p04_a_rare_label_shows_majority_and_balanced_accuracy():
     assert summary["auroc"] == pytest.approx(0.5, abs=0.1)
 
 
+def test_p04_the_majority_baseline_answers_the_most_frequent_class_of_the_train_side():
+    X, y = np.random.default_rng(0).normal(size=(10, 3)), list("aaaabbbbba")
+    probe = Probe().fit(X, y, range(10), split=["train"] * 6 + ["test"] * 4)  # test: three b, one a
+    assert probe.majority_ == 0.25 and probe.per_seed_[0]["majority_class"] == "a"
+
+
 # --- P06: one class ---
 
 
