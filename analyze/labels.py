@@ -43,8 +43,7 @@ class Labels:
         nulls = f" ({dropped} of {n_read} rows are null)" if dropped else ""
         if not values:
             raise RequestError(
-                f"Label {name!r} has no value in any of its {n_read} rows{nulls}; "
-                "select rows that carry the label."
+                f"Label {name!r} has no value in any of its {n_read} rows{nulls}; select rows that carry the label."
             )
         values = _one_type(values, name)
         found = sorted(set(values))
@@ -105,8 +104,7 @@ def _one_type(values: list[Any], name: str) -> list[Any]:
     if len(kinds) > 1:
         parts = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common())
         raise RequestError(
-            f"Label {name!r} mixes types: {parts}. Cast it to one type in the query, e.g. CAST(... AS "
-            "VARCHAR)."
+            f"Label {name!r} mixes types: {parts}. Cast it to one type in the query, e.g. CAST(... AS VARCHAR)."
         )
     (kind,) = kinds
     if kind in ("boolean", "text"):

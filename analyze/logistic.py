@@ -116,9 +116,7 @@ def as_features(X: Any) -> np.ndarray:
             f"{array.shape}. Give one row a token, and flatten other axes first."
         )
     if array.shape[1] == 0:
-        raise RequestError(
-            f"X has {array.shape[0]} rows and 0 features; there is nothing to read a label from."
-        )
+        raise RequestError(f"X has {array.shape[0]} rows and 0 features; there is nothing to read a label from.")
     if array.dtype.kind not in "fiub" and not array.dtype.name.startswith("bfloat16"):
         raise RequestError(f"X holds values of dtype {array.dtype}; a probe reads real numbers.")
     return array.astype(np.float64 if array.dtype.itemsize >= 8 else np.float32, copy=False)

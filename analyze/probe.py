@@ -123,9 +123,7 @@ class Probe(ClassifierMixin, BaseEstimator):
         fits = [solver.fit(X, labels.codes, s.train) for s in splits]
         self.per_seed_ = [
             score_split(fit, X, labels, group_of, s)
-            | score_random_label(
-                solver if i < self.random_label_seeds else None, X, labels, group_of, s, seeds[i]
-            )
+            | score_random_label(solver if i < self.random_label_seeds else None, X, labels, group_of, s, seeds[i])
             for i, (fit, s) in enumerate(zip(fits, splits, strict=True))
         ]
         self.classes_ = class_array([labels.classes.tolist()[c] for c in fits[0].codes])

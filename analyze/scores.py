@@ -12,9 +12,7 @@ from .logistic import LogisticFit, Solver
 from .splits import Split, permute_within_sides
 
 
-def score_split(
-    fit: LogisticFit, X: np.ndarray, labels: Labels, groups: np.ndarray, split: Split
-) -> dict[str, Any]:
+def score_split(fit: LogisticFit, X: np.ndarray, labels: Labels, groups: np.ndarray, split: Split) -> dict[str, Any]:
     """Score `fit`, trained on ``split.train``, on ``split.test``; return a flat, JSON-able dict.
 
     `groups` is (n,) group numbers. Balanced accuracy is the mean recall over the classes of the test side.

@@ -57,9 +57,7 @@ class Split:
         test = side == "test"
         if test.all() or not test.any():
             have, lack = ("test", "train") if test.all() else ("train", "test")
-            raise RequestError(
-                f"The given split puts all {len(side)} rows into {have!r}, none into {lack!r}."
-            )
+            raise RequestError(f"The given split puts all {len(side)} rows into {have!r}, none into {lack!r}.")
         both = np.intersect1d(groups[test], groups[~test])
         if len(both):
             first = ", ".join(repr(v) for v in names[both[:5]].tolist())
@@ -94,9 +92,7 @@ def group_numbers(groups: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.
     return np.fromiter((place[v] for v in values), dtype=np.int64, count=len(values)), names
 
 
-def permute_within_sides(
-    codes: np.ndarray, groups: np.ndarray, split: Split, seed: int
-) -> tuple[np.ndarray, str]:
+def permute_within_sides(codes: np.ndarray, groups: np.ndarray, split: Split, seed: int) -> tuple[np.ndarray, str]:
     """Return `codes` shuffled inside each side of `split`, and what was shuffled: "rows" or "groups".
 
     A label that is constant inside every group is shuffled over groups, since those are what could have been

@@ -92,9 +92,7 @@ class _Scan:
         self.depths: list[int] = []
         self.blocks: list[int] = []  # the column of each open block
         self.brackets: list[tuple[str, int]] = []  # each open bracket with its line
-        self.comments: list[
-            tuple[int, int]
-        ] = []  # (end, column) of comments that wait for the next line of code
+        self.comments: list[tuple[int, int]] = []  # (end, column) of comments that wait for the next line of code
 
     def refuse(self, line: int, why: str) -> DataError:
         return DataError(

@@ -10,9 +10,7 @@ from ..errors import DataError, RequestError
 from .encoding import Encoding, encode
 
 
-def cut_text(
-    name: str, text: str, whole: Encoding, tokenizer: Any, window: int
-) -> list[tuple[int, int, Encoding]]:
+def cut_text(name: str, text: str, whole: Encoding, tokenizer: Any, window: int) -> list[tuple[int, int, Encoding]]:
     """Cut a `text` whose tokens are `whole` into (begin, end, tokens) of slices of at most `window` tokens.
 
     The rule is the one of `make_sequences`: whole lines while they fit, cut lines where one does not.
@@ -62,9 +60,7 @@ class _Cutter:
         guess = self.starts[token] if token < len(self.starts) else len(self.text)
         for ends in (self.lines, self.cuts):
             low = bisect_right(ends, begin)
-            at = _last_fitting(
-                lambda k, ends=ends: fits(ends[k]), bisect_right(ends, guess) - 1, low, len(ends) - 1
-            )
+            at = _last_fitting(lambda k, ends=ends: fits(ends[k]), bisect_right(ends, guess) - 1, low, len(ends) - 1)
             if at >= low:
                 return ends[at]
         last = self.cuts[bisect_right(self.cuts, begin)]

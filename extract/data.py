@@ -97,9 +97,7 @@ def read_documents(
     for path, name in files:
         entries.extend(_entries(path, name, single=single))
     if not entries:
-        raise DataError(
-            f"{spec} holds no text: every line or file is empty. Give data with at least one document."
-        )
+        raise DataError(f"{spec} holds no text: every line or file is empty. Give data with at least one document.")
     rows = [content for _, content in entries if isinstance(content, Row)]
     columns = dict.fromkeys(column for row in rows for column in row.values)
     for kind, wanted in (("label", label_columns), ("split", [split_column] if split_column else [])):
@@ -108,16 +106,12 @@ def read_documents(
                 hint = "" if rows else " (only .jsonl data has columns)"
                 raise UnknownNameError.of(f"{kind} column", column, columns, f" in {spec}{hint}")
     if rows and text_column not in columns and "input_ids" not in columns:
-        raise UnknownNameError.of(
-            "text column", text_column, columns, f" in {spec}, nor a column 'input_ids'"
-        )
+        raise UnknownNameError.of("text column", text_column, columns, f" in {spec}, nor a column 'input_ids'")
     documents: list[Document] = []
     for name, content in entries:
         if isinstance(content, str):
             if split_column:
-                raise DataError(
-                    f"{name} is a text file and has no split {split_column!r}. Give all data as .jsonl."
-                )
+                raise DataError(f"{name} is a text file and has no split {split_column!r}. Give all data as .jsonl.")
             documents.append(Document(name, content, None, dict.fromkeys(label_columns), None))
             continue
         text, ids = read_content(content, text_column)
@@ -180,9 +174,7 @@ def _files(spec: str) -> tuple[list[tuple[Path, str]], bool]:
     matches = glob.glob(  # noqa: PTH207
         str(Path(*parts[fixed:])), root_dir=root, recursive=True
     )
-    names = {
-        Path(m).as_posix() for m in matches if (root / m).is_file() and "__pycache__" not in Path(m).parts
-    }
+    names = {Path(m).as_posix() for m in matches if (root / m).is_file() and "__pycache__" not in Path(m).parts}
     if not names:
         raise DataError(f"No file matches {spec}. Give a glob that matches files, such as 'src/**/*.py'.")
     return [(root / name, name) for name in sorted(names)], False

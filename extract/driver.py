@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -103,13 +104,14 @@ def extract(
         raise RequestError(f"A batch needs at least one token, not {batch_tokens}.")
     if dtype is not None:
         stored_dtype(dtype)
+    import_path = (str(Path.cwd()),)
+    sys.path.extend(p for p in import_path if p not in sys.path)  # for a model or a labeler of the user's own
     chosen = make_engine(engine, workers=workers, threads=threads, device=device, ray_address=ray_address)
     labelers = {column: load_labeler(name) for column, name in map(label_column, labels)}
     documents = read_documents(
         data, text_column=text_column, label_columns=tuple(label_columns), split_column=split_column
     )
     source = ModelSource(model, revision, model_dtype, trust_remote_code)
-    import_path = (str(Path.cwd()),)
     limit = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -57,14 +57,11 @@ def read_content(row: Row, text_column: str) -> tuple[str | None, tuple[int, ...
     if text_column == "input_ids" or text is None:
         if row.values.get("input_ids") is None:
             raise DataError(
-                f"{row.where}: no text in column {text_column!r} and no 'input_ids'. Give one, or remove the"
-                f" row."
+                f"{row.where}: no text in column {text_column!r} and no 'input_ids'. Give one, or remove the row."
             )
         return None, _ids(row)
     if not isinstance(text, str):
-        raise DataError(
-            f"{row.where}: {text_column!r} is {_kind(text)}, not a string. Give text, or 'input_ids'."
-        )
+        raise DataError(f"{row.where}: {text_column!r} is {_kind(text)}, not a string. Give text, or 'input_ids'.")
     if not text:
         raise DataError(f"{row.where}: {text_column!r} is empty and has no token to store. Remove the row.")
     _check_characters(row, text_column, text)
@@ -96,9 +93,7 @@ def label_of(row: Row, column: str) -> Any:
         if isinstance(one, str):
             _check_characters(row, column, one)
         elif isinstance(one, int) and one not in _INT64:
-            raise DataError(
-                f"{row.where}: the label {column!r} does not fit into 64 bits. Write it as a string."
-            )
+            raise DataError(f"{row.where}: the label {column!r} does not fit into 64 bits. Write it as a string.")
     return value
 
 
@@ -127,8 +122,7 @@ def check_label_kinds(column: str, labels: Iterable[tuple[str, Any]]) -> None:
 
 def _refuse_mix(column: str, first: tuple[str, str], other: tuple[str, str]) -> None:
     raise DataError(
-        f"The label {column!r} is {first[1]} in {first[0]} and {other[1]} in {other[0]}. Make the column of"
-        f" one kind."
+        f"The label {column!r} is {first[1]} in {first[0]} and {other[1]} in {other[0]}. Make the column of one kind."
     )
 
 

@@ -37,17 +37,14 @@ def load_labeler(name: str) -> Labeler:
         module = importlib.import_module(module_name)
     except (ImportError, ValueError) as error:
         raise RequestError(
-            f"The labeler {name!r} cannot be imported: {error}. Install its package or add its folder to"
-            f" PYTHONPATH."
+            f"The labeler {name!r} cannot be imported: {error}. Install its package or add its folder to PYTHONPATH."
         ) from error
     labeler = getattr(module, function_name, None)
     if labeler is None:
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise UnknownNameError.of("function", function_name, known, f" in the module {module_name}")
     if not callable(labeler):
-        raise RequestError(
-            f"The labeler {name!r} is not a function. Name one that takes (name, text, start, end)."
-        )
+        raise RequestError(f"The labeler {name!r} is not a function. Name one that takes (name, text, start, end).")
     return cast(Labeler, labeler)
 
 
@@ -56,9 +53,7 @@ def token_labels(
 ) -> list[Any]:
     """Call a labeler on one document and check its answer; NumPy scalars become Python ones."""
     if text is None:
-        raise DataError(
-            f"The document {document} is token ids, and the labeler {name!r} reads text. Give text."
-        )
+        raise DataError(f"The document {document} is token ids, and the labeler {name!r} reads text. Give text.")
     labels = list(labeler(document, text, start, end))
     if len(labels) != len(start):
         raise RequestError(

@@ -53,7 +53,8 @@ def choose_padding(model: LoadedModel, asked: str | None) -> str:
         raise RequestError(f"{asked!r} is not a padding; use right, left or none.")
     if asked not in known:
         raise RequestError(
-            f"Padding on the {asked} is not known to leave this model's activations unchanged; use {' or '.join(known)}."
+            f"Padding on the {asked} is not known to leave this model's activations unchanged; "
+            f"use {' or '.join(known)}."
         )
     return asked
 

@@ -139,15 +139,13 @@ def _cut(
             size += len(document.text)
         if tokenizer is None:
             raise DataError(
-                f"The document {documents[at].name} is text and the model has no tokenizer. Give data with"
-                f" 'input_ids'."
+                f"The document {documents[at].name} is text and the model has no tokenizer. Give data with 'input_ids'."
             )
         for text, whole in zip(batch, encode(tokenizer, batch), strict=True):
             name = documents[at].name
             if not whole.real:
                 raise DataError(
-                    f"The document {name} gives no token: the tokenizer drops all its text. Remove the"
-                    f" document."
+                    f"The document {name} gives no token: the tokenizer drops all its text. Remove the document."
                 )
             slices = [(0, len(text), whole)]
             if window is not None and len(whole.ids) > window:
@@ -167,9 +165,7 @@ def _cut_ids(document: int, ids: np.ndarray, window: int | None) -> list[Sequenc
     size = window or len(ids)
     windows = [(at, ids[at : at + size]) for at in range(0, len(ids), size)]
     return [
-        Sequence(
-            document, at, len(w), w, np.zeros(len(w), bool), *np.full((2, len(w)), -1, np.int32), pieces=None
-        )
+        Sequence(document, at, len(w), w, np.zeros(len(w), bool), *np.full((2, len(w)), -1, np.int32), pieces=None)
         for at, w in windows
     ]
 

@@ -102,7 +102,7 @@ class UnitWriter:
                         f"{final} is committed with other content than this attempt computed; the committed file is "
                         "kept. Run `layerlake verify`."
                     ) from None
-                os.replace(temporary, final)
+                temporary.replace(final)
         temporary.unlink(missing_ok=True)
 
     def _publish_record(self, body: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,18 @@ def unseeded() -> nn.Module:
     torch.seed()
     model = nn.Sequential(nn.Embedding(VOCABULARY, 4), nn.GRU(4, 4, batch_first=True))
     return model
+
+
+class Slow(Tuples):
+    """A model that takes its time, so that a kill finds it at work."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)
+        return super().forward(ids)
+
+
+def slow() -> TorchModel:
+    return TorchModel(Slow(), blocks=("blocks.0", "blocks.1"), padding=("right",))
 
 
 class TwoPartError(Exception):

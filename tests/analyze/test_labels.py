@@ -12,9 +12,7 @@ from layerlake.errors import RequestError
 
 def fit_labels(y, **settings):
     rng = np.random.default_rng(0)
-    return Probe(label_name="kind", seeds=(0,), **settings).fit(
-        rng.normal(size=(len(y), 3)), y, np.arange(len(y))
-    )
+    return Probe(label_name="kind", seeds=(0,), **settings).fit(rng.normal(size=(len(y), 3)), y, np.arange(len(y)))
 
 
 def test_p12_strings_with_nulls_drop_the_nulls_with_a_count():

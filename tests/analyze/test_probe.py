@@ -23,10 +23,7 @@ from sklearn.preprocessing import StandardScaler
 def planted(n_classes=2, n_groups=60, per_group=20, width=12, seed=0, noise=1.0, dtype=np.float64):
     """Rows whose label is the largest of `n_classes` planted linear scores, with groups of equal size."""
     rng = np.random.default_rng(seed)
-    X = (
-        rng.normal(size=(n_groups * per_group, width)) * rng.uniform(0.5, 4, width)
-        + rng.normal(size=width) * 3
-    )
+    X = rng.normal(size=(n_groups * per_group, width)) * rng.uniform(0.5, 4, width) + rng.normal(size=width) * 3
     W = rng.normal(size=(n_classes, width))
     scores = (X - X.mean(axis=0)) @ W.T
     y = (scores + noise * rng.normal(size=scores.shape)).argmax(axis=1)
@@ -76,9 +73,7 @@ def test_random_label_equals_a_fit_on_labels_shuffled_inside_each_side():
     rng = np.random.default_rng([5, 1])
     train, test = rng.permutation(y[side.train]), rng.permutation(y[side.test])
     reference = make_pipeline(StandardScaler(), LogisticRegression(tol=1e-6, max_iter=1000))
-    assert probe.random_label_ == pytest.approx(
-        reference.fit(X[side.train], train).score(X[side.test], test), abs=0.01
-    )
+    assert probe.random_label_ == pytest.approx(reference.fit(X[side.train], train).score(X[side.test], test), abs=0.01)
     assert probe.random_label_ < 0.5 < probe.accuracy_
     assert probe.per_seed_[0]["random_label_shuffled"] == "rows"
 
@@ -120,9 +115,7 @@ def test_the_split_depends_on_the_groups_not_on_the_order_of_the_rows():
     assert len(tested) == 2
 
 
-@pytest.mark.parametrize(
-    ("share", "n_groups", "n_test"), [(0.01, 5, 1), (0.99, 5, 4), (0.2, 10, 2), (0.5, 2, 1)]
-)
+@pytest.mark.parametrize(("share", "n_groups", "n_test"), [(0.01, 5, 1), (0.99, 5, 4), (0.2, 10, 2), (0.5, 2, 1)])
 def test_each_side_has_at_least_one_group(share, n_groups, n_test):
     side = split_of(np.arange(n_groups), 0, share)
     assert (len(side.test), len(side.train)) == (n_test, n_groups - n_test)
@@ -194,9 +187,7 @@ def test_short_floats_are_read_as_float32(dtype):
 def test_the_solver_works_in_float32_for_float32(monkeypatch):
     seen = []
     plain = LogisticRegression.fit
-    monkeypatch.setattr(
-        LogisticRegression, "fit", lambda self, X, y: seen.append(X.dtype) or plain(self, X, y)
-    )
+    monkeypatch.setattr(LogisticRegression, "fit", lambda self, X, y: seen.append(X.dtype) or plain(self, X, y))
     for dtype in (np.float32, np.float64):
         X, y, groups, _ = planted(dtype=dtype)
         Probe(seeds=(0,), random_label_seeds=0).fit(X, y, groups)
@@ -223,9 +214,7 @@ def test_a_constant_feature_gets_no_weight(dtype):
 def test_nan_and_infinity_are_refused_with_count_and_first_row():
     X, y, groups, _ = planted()
     X[7, 2], X[7, 3], X[900, 0] = np.nan, np.inf, -np.inf
-    with pytest.raises(
-        RequestError, match=r"3 NaN or infinite value\(s\) in 2 of 1200 rows, the first in row 7"
-    ):
+    with pytest.raises(RequestError, match=r"3 NaN or infinite value\(s\) in 2 of 1200 rows, the first in row 7"):
         Probe().fit(X, y, groups)
     y = y.astype(object)
     y[[7, 900]] = None
@@ -390,9 +379,7 @@ def test_p06_one_class_stops_before_fitting_and_names_label_class_and_count(monk
 
 def test_p06_one_class_on_the_train_side_names_the_split():
     X, groups = np.random.default_rng(0).normal(size=(6, 2)), [0, 0, 1, 1, 2, 2]
-    with pytest.raises(
-        RequestError, match=r"split given holds only class 'a' of label 'y', in all its 4 rows"
-    ):
+    with pytest.raises(RequestError, match=r"split given holds only class 'a' of label 'y', in all its 4 rows"):
         Probe().fit(X, list("aaaabb"), groups, split=["train"] * 4 + ["test"] * 2)
     seed = next(s for s in range(20) if set(split_of(groups, s).test) == {4, 5})
     with pytest.raises(RequestError, match=f"drawn by seed {seed} holds only class 'a'"):

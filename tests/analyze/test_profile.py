@@ -35,17 +35,13 @@ def shown(table, width=80):
 
 def test_rows_hold_one_fact_each(profile):
     rows = profile.rows()
-    assert {tuple(r) for r in rows} == {
-        ("run", "label", "site", "layer", "metric", "value", "seed", "reason")
-    }
+    assert {tuple(r) for r in rows} == {("run", "label", "site", "layer", "metric", "value", "seed", "reason")}
     keys = [(r["site"], r["layer"], r["metric"], r["seed"]) for r in rows]
     assert len(set(keys)) == len(keys)
     facts = dict(zip(keys, rows, strict=True))
     for entry in profile.entries:
         mean = facts[entry.site, entry.layer, "accuracy", None]
-        assert (
-            mean["value"] == entry.summary["accuracy"] and mean["run"] == "tiny" and mean["label"] == "depth"
-        )
+        assert mean["value"] == entry.summary["accuracy"] and mean["run"] == "tiny" and mean["label"] == "depth"
         by_seed = [facts[entry.site, entry.layer, "accuracy", seed]["value"] for seed in (0, 1, 2)]
         assert mean["value"] == pytest.approx(np.mean(by_seed))
     assert facts["embed", None, "converged", None]["value"] == 1.0
@@ -98,10 +94,7 @@ def test_picture_has_the_format_of_its_suffix_and_repeats_its_bytes(profile, tmp
     one, two = (profile.save_picture(tmp_path / f"{n}.{suffix}") for n in "ab")
     assert one.read_bytes().startswith(magic)
     assert one.read_bytes() == two.read_bytes()
-    assert (
-        b"CreationDate" not in one.read_bytes()
-        and b"matplotlib.org" not in one.read_bytes().split(b"<defs>")[0]
-    )
+    assert b"CreationDate" not in one.read_bytes() and b"matplotlib.org" not in one.read_bytes().split(b"<defs>")[0]
 
 
 def test_picture_names_what_it_shows(profile, tmp_path):

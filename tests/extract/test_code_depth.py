@@ -28,9 +28,7 @@ def words(text: str) -> list[tuple[str, int]]:
     """Give every run of word characters, and every other mark, with its depth."""
     spans = [match.span() for match in re.finditer(r"\w+|[^\w\s]", text)]
     start, end = np.asarray(spans, np.int32).reshape(-1, 2).T
-    return [
-        (text[a:b], depth) for (a, b), depth in zip(spans, code_depth("t.py", text, start, end), strict=True)
-    ]
+    return [(text[a:b], depth) for (a, b), depth in zip(spans, code_depth("t.py", text, start, end), strict=True)]
 
 
 def test_the_worked_example_of_the_docstring() -> None:
@@ -174,9 +172,7 @@ def test_an_indented_first_line_opens_a_block() -> None:
     ],
 )
 def test_source_that_python_cannot_tokenize_is_refused_with_its_line(text: str, line: int, why: str) -> None:
-    with pytest.raises(
-        DataError, match=rf"bad\.py, line {line}: Python cannot tokenize this source \(.*({why})"
-    ):
+    with pytest.raises(DataError, match=rf"bad\.py, line {line}: Python cannot tokenize this source \(.*({why})"):
         code_depth("bad.py", text, np.zeros(1, np.int32), np.ones(1, np.int32))
 
 
@@ -289,9 +285,7 @@ def test_stdlib_statements_are_as_deep_as_their_blocks_in_the_syntax_tree(name: 
 
 
 def test_labelers_are_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_own_labels.py").write_text(
-        "def sides(name, text, start, end): return list(start)\nnumber = 3\n"
-    )
+    (tmp_path / "my_own_labels.py").write_text("def sides(name, text, start, end): return list(start)\nnumber = 3\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert load_labeler("code-depth") is code_depth
     start = np.array([4, 5], np.int32)

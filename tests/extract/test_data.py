@@ -74,9 +74,7 @@ def test_folder_gives_every_source_file_sorted_by_relative_path(tmp_path: Path) 
     ]
 
 
-def test_folder_order_does_not_depend_on_the_file_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_order_does_not_depend_on_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("c.py", "a.py", "b/d.py"):
         write(tmp_path / name, name)
     walk = os.walk

@@ -221,9 +221,7 @@ def test_E13_spans_cover_their_token_and_pieces_of_a_character_share_its_span(ki
     tokens = tokenizer(kind)
     content = "café the 😀 cat 漢字  sat"
     (one,) = made([text(content)], tokens)
-    spans = [
-        (a, b) for a, b, s in zip(one.start.tolist(), one.end.tolist(), one.special, strict=True) if not s
-    ]
+    spans = [(a, b) for a, b, s in zip(one.start.tolist(), one.end.tolist(), one.special, strict=True) if not s]
     pieces = [tokens.decode([i]) for i in one.input_ids[~one.special]]
     for (a, b), piece in zip(spans, pieces, strict=True):
         cut = content[a:b]
@@ -311,9 +309,7 @@ def test_a_long_document_is_never_cut_in_silence() -> None:
         made([ids(1, 2, 3)], max_length=2)
 
 
-@pytest.mark.parametrize(
-    ("window", "says"), [(9, "window of 9 .* the 8"), (0, "window of 0"), (-1, "window of -1")]
-)
+@pytest.mark.parametrize(("window", "says"), [(9, "window of 9 .* the 8"), (0, "window of 0"), (-1, "window of -1")])
 def test_a_window_that_cannot_be_is_refused(window: int, says: str) -> None:
     with pytest.raises(RequestError, match=says):
         made([ids(1)], window=window, max_length=8)
@@ -374,9 +370,7 @@ def test_labelers_see_a_document_once_and_label_its_real_tokens() -> None:
         return [word[-1] for word in words]
 
     content = "the cat\nsat on"
-    sequences = made(
-        [text(content, y=1)], tokenizer("wordpiece"), window=4, labelers={"last": last_character}
-    )
+    sequences = made([text(content, y=1)], tokenizer("wordpiece"), window=4, labelers={"last": last_character})
     assert calls == [("d", content, ["the", "cat", "sat", "on"])]
     assert [one.labels for one in sequences] == [
         {"last": [None, "e", "t", None]},
