@@ -91,8 +91,17 @@ class MissingExtraError(WorldError, ImportError):
 
 
 class JobError(WorldError):
-    """Work items failed for good; `failures` maps an item's key to its last error in words."""
+    """Work items failed for good; `failures` maps an item's key to its last error in words.
 
-    def __init__(self, message: str, failures: Mapping[str, str] | None = None) -> None:
+    `tracebacks` maps the same keys to the traceback in the worker, as text, for whoever wants to see it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        failures: Mapping[str, str] | None = None,
+        tracebacks: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.failures: dict[str, str] = dict(failures or {})
+        self.tracebacks: dict[str, str] = dict(tracebacks or {})
