@@ -34,9 +34,7 @@ class RayEngine:
 
     name = "ray"
 
-    def __init__(
-        self, *, workers: int = 1, threads: int = 1, device: str = "cpu", address: str | None = None
-    ) -> None:
+    def __init__(self, *, workers: int = 1, threads: int = 1, device: str = "cpu", address: str | None = None) -> None:
         self.workers = workers
         self.threads = threads
         self.device = device

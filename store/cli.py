@@ -80,7 +80,7 @@ def show(
 def index(lake: LakeOption, json: JsonOption = False) -> None:
     """Rebuild the catalog from the lake's files; it is an index and can always be made anew."""
     from .lake import Lake
-    from .printing import print_json
+    from .printing import count, print_json
 
     opened = Lake.open(lake)
     path = opened.index()
@@ -89,7 +89,8 @@ def index(lake: LakeOption, json: JsonOption = False) -> None:
     if json:
         print_json(row | {"catalog": str(path.relative_to(opened.root))})
     else:
-        print(f"Indexed {row['runs']} runs, {row['units'] or 0} units, {row['tokens'] or 0} tokens.")
+        parts = [count(row[what] or 0, what.removesuffix("s")) for what in ("runs", "units", "tokens")]
+        print(f"Indexed {', '.join(parts)}.")
 
 
 @app.command(epilog="Example: layerlake verify --lake lake")
@@ -100,7 +101,7 @@ def verify(
 ) -> None:
     """Check counts and checksums of everything stored; exit code 1 when anything is wrong."""
     from .lake import Lake
-    from .printing import print_json
+    from .printing import count, print_json
 
     opened = Lake.open(lake)
     problems = opened.verify(run)
@@ -111,7 +112,7 @@ def verify(
         for problem in problems:
             print(f"{problem.path}: {problem.what}")
         units = sum(len(opened.run(name).committed()) for name in checked)
-        found = f"{len(problems)} problems" if problems else "everything is as it was written"
-        print(f"Checked {len(checked)} runs, {units} units: {found}.")
+        found = count(len(problems), "problem") if problems else "everything is as it was written"
+        print(f"Checked {count(len(checked), 'run')}, {count(units, 'unit')}: {found}.")
     if problems:
         raise typer.Exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import json
 import math
 import sys
@@ -33,7 +34,8 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers
 def print_table(table: pa.Table, *, limit: int | None) -> None:
     """Print an Arrow table; when more than `limit` rows are left out, the last line says so."""
     shown = table if limit is None else table.slice(0, limit)
-    numbers = frozenset(f.name for f in table.schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type))
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    numbers = frozenset(f.name for f in table.schema if any(is_kind(f.type) for is_kind in kinds))
     columns = [shown.column(i).to_pylist() for i in range(shown.num_columns)]
     print_rows(table.column_names, list(zip(*columns, strict=True)), numbers=numbers)
     if shown.num_rows < table.num_rows:
@@ -56,6 +58,8 @@ def plain(value: Any) -> Any:
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, (datetime.date, datetime.time, datetime.timedelta)):
         return str(value)
+    if isinstance(value, decimal.Decimal):  # what SQL makes of 1.5
+        return plain(float(value))
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     return str(value)
@@ -66,6 +70,11 @@ def _cell(value: Any) -> str:
         return "NULL"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, float):
+    if isinstance(value, (float, decimal.Decimal)):
         return f"{value:.6g}"
     return str(value).replace("\n", "\\n").replace("\r", "\\r")
+
+
+def count(number: int, noun: str) -> str:
+    """Say how many there are of something whose plural ends in s: ``1 unit``, ``2 units``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

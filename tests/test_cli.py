@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from layerlake.__main__ import main
 from processes import environment, layerlake_command, run_layerlake
 
 COMMANDS = ("extract", "sql", "ls", "show", "index", "verify", "probe")
@@ -48,7 +49,7 @@ def test_the_front_page_names_every_command_and_the_exit_codes():
     assert run_layerlake("--version").stdout.startswith("layerlake ")
 
 
-def test_asking_wrongly_is_exit_code_2_and_one_sentence(lake):
+def test_asking_wrongly_is_exit_code_2_and_one_sentence(lake, capsys):
     data = lake.parent / "d.jsonl"
     cases = [
         ["bogus"],
@@ -76,12 +77,12 @@ def test_asking_wrongly_is_exit_code_2_and_one_sentence(lake):
         ["probe", "toy", "--lake", lake, "--label", "even", "--seeds", "0"],
     ]
     for arguments in cases:
-        result = run_layerlake(*arguments)
-        assert result.returncode == 2, (arguments, result)
-        assert result.stdout == "", arguments
-        assert result.stderr.startswith("layerlake: "), arguments
-        assert "Traceback" not in result.stderr, arguments
-        assert "fault of layerlake" not in result.stderr, arguments
+        code = main([str(a) for a in arguments])
+        out, err = capsys.readouterr()
+        assert (code, out) == (2, ""), (arguments, out, err)
+        assert err.startswith("layerlake: "), arguments
+        assert "Traceback" not in err, arguments
+        assert "fault of layerlake" not in err, arguments
 
 
 def test_a_failed_world_is_exit_code_1(lake, tmp_path):
@@ -108,10 +109,9 @@ def test_json_is_one_document_with_nothing_around_it(lake):
     assert [(r["run"], r["arrays"]) for r in runs] == [("toy", 3)]
     shown = json.loads(run_layerlake("show", "toy", "--lake", lake, "--json").stdout)
     assert [a["site"] for a in shown["arrays"]] == ["embed", "resid_post", "resid_post"]
-    rows = json.loads(
-        run_layerlake("sql", "SELECT 1.5 AS a, 'nan'::DOUBLE AS b, NULL AS c", "--lake", lake, "--json").stdout
-    )
-    assert rows == [{"a": 1.5, "b": "NaN", "c": None}]
+    query = "SELECT 1.5 AS a, 'nan'::DOUBLE AS b, NULL AS c, 'x' AS d"
+    rows = json.loads(run_layerlake("sql", query, "--lake", lake, "--json").stdout)
+    assert rows == [{"a": 1.5, "b": "NaN", "c": None, "d": "x"}]
     assert json.loads(run_layerlake("verify", "--lake", lake, "--json").stdout) == {"runs": ["toy"], "problems": []}
     indexed = json.loads(run_layerlake("index", "--lake", lake, "--json").stdout)
     assert (indexed["runs"], indexed["tokens"]) == (1, shown["planned"]["tokens"])
@@ -122,17 +122,16 @@ def test_sql_says_when_rows_are_left_out(lake):
     cut = run_layerlake("sql", query, "--lake", lake).stdout.splitlines()
     assert cut[-1].startswith("40 of ")
     whole = run_layerlake("sql", query, "--lake", lake, "--all").stdout.splitlines()
-    total = json.loads(run_layerlake("sql", "SELECT count(*) AS n FROM tokens", "--lake", lake, "--json").stdout)[0][
-        "n"
-    ]
+    counted = run_layerlake("sql", "SELECT count(*) AS n FROM tokens", "--lake", lake, "--json").stdout
+    total = json.loads(counted)[0]["n"]
     assert len(whole) == total + 2
     plan = run_layerlake("sql", "EXPLAIN SELECT 1", "--lake", lake)
     assert plan.returncode == 0
-    assert "PROJECTION" in plan.stdout
+    assert "projection" in plan.stdout.lower()
 
 
 def test_a_reader_that_leaves_early_is_no_error_message(lake):
-    command = layerlake_command("sql", "SELECT * FROM range(200000)", "--lake", lake, "--all")
+    command = layerlake_command("sql", "SELECT * FROM range(20000)", "--lake", lake, "--all")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
         assert process.stdout and process.stderr
         process.stdout.readline()
@@ -151,11 +150,8 @@ def test_verify_names_a_flipped_byte(lake, tmp_path):
     shard.write_bytes(content)
     result = run_layerlake("verify", "--lake", copy)
     assert result.returncode == 1
-    assert (
-        "runs/toy/activations.zarr/resid_post-1/c.0.0: holds other values than were written, from row 0"
-        in result.stdout
-    )
-    assert result.stdout.splitlines()[-1] == "Checked 1 runs, 1 units: 1 problems."
+    assert "activations.zarr/resid_post-1/c.0.0: holds other values than were written, from row 0" in result.stdout
+    assert result.stdout.splitlines()[-1] == "Checked 1 run, 2 units: 1 problem."
     assert run_layerlake("verify", "--lake", lake).returncode == 0
 
 

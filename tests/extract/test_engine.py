@@ -46,9 +46,7 @@ class TestContract:
         items = (Item(f"k{i}", {"i": i, "text": "é\ud800", "list": [1, None]}) for i in range(20))
         report = engine.run(toy("Echo", items, colour="red"), on_record)
         assert (report.done, report.retried, report.lost_workers) == (20, {}, [])
-        assert {key: record["payload"]["i"] for key, record in records.items()} == {
-            f"k{i}": i for i in range(20)
-        }
+        assert {key: record["payload"]["i"] for key, record in records.items()} == {f"k{i}": i for i in range(20)}
         assert records["k3"]["payload"] == {"i": 3, "text": "é\ud800", "list": [1, None]}
         assert records["k3"]["spec"] == {"colour": "red"}
         here = {record["pid"] == os.getpid() for record in records.values()}
@@ -202,9 +200,7 @@ class TestContract:
 
     def test_the_users_own_modules_are_found_in_import_path(self, engine: Engine, tmp_path: Path) -> None:
         name = f"users_module_for_{engine.name}"
-        source = (
-            "class Mine:\n    def __init__(self, spec): pass\n    def run(self, payload): return payload\n"
-        )
+        source = "class Mine:\n    def __init__(self, spec): pass\n    def run(self, payload): return payload\n"
         (tmp_path / f"{name}.py").write_text(source)
         records: dict[str, Any] = {}
         job = Job(f"{name}:Mine", {}, [Item("a", {"x": 1})], import_path=(str(tmp_path),))
@@ -245,9 +241,7 @@ def test_an_inline_job_imports_no_ray() -> None:
         "    done = engine.run(job).done\n"
         "print(json.dumps([done, 'ray' in sys.modules, 'torch' in sys.modules]))\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code, TESTS], capture_output=True, text=True, check=True, timeout=60
-    )
+    result = subprocess.run([sys.executable, "-c", code, TESTS], capture_output=True, text=True, check=True, timeout=60)
     assert json.loads(result.stdout) == [1, False, False]
 
 
@@ -266,7 +260,5 @@ def test_an_empty_job_starts_no_ray() -> None:
         "except MissingExtraError as error:\n"
         "    print(error)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.strip() == "--engine ray needs an optional extra: pip install 'layerlake[ray]'"

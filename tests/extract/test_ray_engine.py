@@ -157,9 +157,7 @@ def test_records_arrive_once_each_while_workers_are_killed(engine: RayEngine) ->
     items = (Item(str(i), {"i": i, "sleep": 0.03}) for i in range(count))
     report = engine.run(toy("Echo", items), on_record)
     thread.join()
-    assert {key: record["payload"]["i"] for key, record in records.items()} == {
-        str(i): i for i in range(count)
-    }
+    assert {key: record["payload"]["i"] for key, record in records.items()} == {str(i): i for i in range(count)}
     assert report.done == count
     assert len(report.lost_workers) == len(set(killed)) == 3
     assert len(pids) >= 4, "dead workers are replaced"
@@ -225,9 +223,7 @@ def test_the_cluster_asks_for_a_token_and_listens_on_loopback_only(engine: RayEn
     wrong = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
     for environment in (clean_environment(), clean_environment(**wrong)):
         command = [sys.executable, "-c", code, address]
-        result = subprocess.run(
-            command, capture_output=True, text=True, env=environment, check=True, timeout=60
-        )
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, timeout=60)
         assert result.stdout.strip() == "AuthenticationError"
 
     sockets: set[str] = set()
@@ -295,9 +291,7 @@ def test_another_cluster_is_left_alone_unless_it_is_named() -> None:
 
         def drive(named: str, environment: dict[str, str]) -> int:
             command = [sys.executable, "-c", DRIVER, TESTS, named]
-            result = subprocess.run(
-                command, capture_output=True, text=True, env=environment, check=True, timeout=60
-            )
+            result = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, timeout=60)
             return json.loads(result.stdout)["worker"]
 
         assert ask() == ["42", "1"]
@@ -321,9 +315,7 @@ def test_a_package_found_by_path_alone_is_found_in_workers(tmp_path: Path) -> No
     environment = clean_environment()
     environment.pop("PYTHONPATH", None)
     command = [sys.executable, "-c", code, TESTS, ""]
-    result = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60
-    )
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60)
     assert result.returncode == 0, result.stderr
     assert str(package.parent) in json.loads(result.stdout)["path"]
 
