@@ -41,9 +41,11 @@ def probe(
     from ..store.lake import Lake
     from ..store.printing import print_json
     from .probe_job import probe_layers
+    from .profile import check_picture_path
 
     if seeds < 1:
         raise RequestError(f"A probe needs at least one split, not --seeds {seeds}.")
+    picture = check_picture_path(plot) if plot else None
     profile = probe_layers(
         Lake.open(lake),
         run,
@@ -61,7 +63,8 @@ def probe(
         threads=threads,
         ray_address=ray_address,
     )
-    picture = profile.save_picture(plot) if plot else None
+    if picture:
+        profile.save_picture(picture)
     if json:
         print_json(profile.rows())
         return

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import RequestError, UnknownNameError
-from ..extract.engine import Engine, Item, Job, make_engine
+from ..extract.engine import Item, Job, make_engine
 from ..extract.progress import Progress
 from ..store.catalog import publish_catalog
 from ..store.durable import canonical_json, publish, temporary_name
@@ -54,7 +54,7 @@ def probe_layers(
     test_share: float = 0.2,
     C: float = 1.0,
     max_iter: int = 1000,
-    engine: str | Engine = "inline",
+    engine: str = "inline",
     workers: int = 1,
     threads: int = 1,
     ray_address: str | None = None,
@@ -67,6 +67,7 @@ def probe_layers(
     """
     if by not in GROUPS:
         raise UnknownNameError.of("grouping", by, GROUPS)
+    chosen = make_engine(engine, workers=workers, threads=threads, ray_address=ray_address)
     target = lake.run(run)
     arrays = _choose(target, sites, layers)
     query = _query(lake, target, label, where, by)
@@ -93,35 +94,14 @@ def probe_layers(
     ]
     _sweep(lake.root)
     if items:
-        _run(items, spec, engine, workers, threads, ray_address)
+        with chosen, Progress(len(items), "probes") as progress:
+            job = Job("layerlake.analyze.probe_worker:ProbeWorker", spec, items)
+            chosen.run(job, lambda key, record: progress.advance())
     entries = [load_entry(lake.root, ids[a.name], a) for a in arrays]
     profile = Profile(label=label, run=run, entries=entries)
     _keep_results(lake.root, profile, ids, arrays)
     publish_catalog(lake.root)
     return profile
-
-
-def _run(
-    items: list[Item],
-    spec: dict[str, Any],
-    engine: str | Engine,
-    workers: int,
-    threads: int,
-    ray_address: str | None,
-) -> None:
-    owned = isinstance(engine, str)
-    chosen: Engine = (
-        make_engine(engine, workers=workers, threads=threads, ray_address=ray_address)  # pyright: ignore[reportArgumentType]
-        if isinstance(engine, str)
-        else engine
-    )
-    try:
-        with Progress(len(items), "probes") as progress:
-            job = Job("layerlake.analyze.probe_worker:ProbeWorker", spec, items)
-            chosen.run(job, lambda key, record: progress.advance())
-    finally:
-        if owned:
-            chosen.close()
 
 
 def _choose(run: Run, sites: Sequence[str] | None, layers: Sequence[int] | None) -> list[ArraySpec]:

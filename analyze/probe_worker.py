@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from .. import __version__
 from ..errors import CorruptLakeError
+from ..store.catalog_load import read_table
 from ..store.durable import canonical_json, fsync_folder, read_json, temporary_name
 from ..store.lake import Lake
 from ..store.run import ArraySpec
@@ -29,7 +29,7 @@ class ProbeWorker:
         self.lake = Lake.open(spec["lake"])
         self.settings: dict[str, Any] = spec["settings"]
         self.lineage: dict[str, Any] = spec["lineage"]
-        rows = pq.read_table(self.lake.root / "artifacts" / f"{self.lineage['selection']}.parquet")
+        rows = read_table(self.lake.root / "artifacts" / f"{self.lineage['selection']}.parquet")
         self.selection = Selection(self.lake, self.lineage["query"], rows)
         self.labels = np.array(rows["label"].to_pylist(), object)
         self.groups = np.array(rows["grouping"].to_pylist(), object)

@@ -103,15 +103,18 @@ class Profile:
     def table(self) -> Table:
         """Return a table for a terminal, one line a layer; ± is the deviation over the splits.
 
-        A star marks an accuracy whose solver did not converge.
+        A star marks an accuracy whose solver did not converge. AUROC has a column where any line has one.
         """
         title = Text(f"How readable is {self.label} in {self.run}?", style="bold")
         table = Table(title=title, caption=self._caption(), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("site", no_wrap=True)
-        for heading in ("layer", "accuracy", "±", "balanced", "majority", "shuffled", "AUROC"):
+        headings = dict(zip(METRICS[:6], ("accuracy", "±", "balanced", "majority", "shuffled", "AUROC"), strict=True))
+        if all(e.summary.get("auroc") is None for e in self.entries):
+            del headings["auroc"]
+        for heading in ("layer", *headings.values()):
             table.add_column(heading, justify="right", no_wrap=True)
         for entry in self.entries:
-            cells = [_share(entry.summary.get(m)) for m in METRICS[:6]]
+            cells = [_share(entry.summary.get(m)) for m in headings]
             cells[0] += "*" if _unfinished(entry) else " "
             table.add_row(Text(entry.site), "" if entry.layer is None else str(entry.layer), *cells)
         return table
@@ -123,19 +126,11 @@ class Profile:
         profile without entries raise RequestError. The same profile gives the same bytes with the same
         matplotlib.
         """
-        target = Path(path)
-        if target.suffix.lower() not in (".png", ".svg", ".pdf"):
-            raise RequestError(
-                "A picture can be written as .png, .svg or .pdf, not as "
-                f"{target.suffix or 'a file without suffix'!r} ({target.name}); name the file with one of "
-                "those suffixes."
-            )
+        target = check_picture_path(path)
         if not self.entries:
             raise RequestError(
                 f"The profile of {self.label!r} in {self.run!r} has no layers; there is nothing to draw."
             )
-        if not target.parent.is_dir():
-            raise RequestError(f"The folder {target.parent} does not exist; make it first.")
         from .profile_picture import draw_profile  # matplotlib is optional, and slow to import
 
         draw_profile(self, target)
@@ -171,3 +166,19 @@ def _unfinished(entry: ProfileEntry) -> bool:
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
+
+
+def check_picture_path(path: str | PathLike[str]) -> Path:
+    """Return `path` if a picture can be written there: .png, .svg or .pdf in a folder that exists.
+
+    Ask before the work whose picture it will be; RequestError says what is wrong.
+    """
+    target = Path(path)
+    if target.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise RequestError(
+            "A picture can be written as .png, .svg or .pdf, not as "
+            f"{target.suffix or 'a file without suffix'!r} ({target.name}); name the file with one of those suffixes."
+        )
+    if not target.parent.is_dir():
+        raise RequestError(f"The folder {target.parent} does not exist; make it first.")
+    return target

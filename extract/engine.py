@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 from ..errors import RequestError, UnknownNameError
 
@@ -99,7 +99,7 @@ class Engine(Protocol):
 
 
 def make_engine(
-    name: Literal["inline", "ray"],
+    name: str,
     *,
     workers: int = 1,
     threads: int = 1,

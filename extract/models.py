@@ -229,7 +229,8 @@ def _check_weights(source: ModelSource, module: torch.nn.Module, report: Mapping
             f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}); they would be random numbers."
         )
     if missing != set(report["missing_keys"]) and hasattr(module, "pooler"):
-        module.pooler = None  # the checkpoint has none, and no site lies behind it
+        # the checkpoint has none, and no site lies behind it
+        module.pooler = None  # pyright: ignore[reportArgumentType]
 
 
 def _load_tokenizer(transformers: Any, name: str, options: dict[str, Any], local: bool) -> Any:

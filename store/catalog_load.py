@@ -101,7 +101,8 @@ def load_results(connection: duckdb.DuckDBPyConnection, root: Path) -> bool:
 def read_table(path: Path) -> pa.Table:
     """Read a Parquet file of the lake; `CorruptLakeError` names one that cannot be read."""
     try:
-        return pq.read_table(path, partitioning=None)
+        with pq.ParquetFile(path) as file:  # not pq.read_table: it takes `a=b` in a path for a partition
+            return file.read()
     except (OSError, pa.ArrowException) as error:
         raise CorruptLakeError(f"{path} cannot be read ({error}). Run `layerlake verify`.") from error
 
@@ -160,7 +161,7 @@ def _add_units(connection: duckdb.DuckDBPyConnection, run: Run, units: list[int]
     tokens = pa.concat_tables([read_table(run.tokens_path(u)) for u in units], promote_options="permissive")
     _insert_labelled(connection, "tokens", run.name, tokens)
     planned = read_sequences(run.folder / "plan")
-    chosen = planned.filter(pc.is_in(planned["unit"], pa.array(units, planned["unit"].type)))
+    chosen = planned.filter(pc.field("unit").isin(units))
     _insert_labelled(connection, "sequences", run.name, chosen)
 
 

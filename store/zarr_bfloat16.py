@@ -7,7 +7,7 @@ zarr-python 3.1 has no bfloat16 of its own. With layerlake installed it opens ou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +24,7 @@ class BFloat16(BaseFloat[Any, Any]):
     dtype_cls = type(_NATIVE)
     _zarr_v3_name: ClassVar[str] = "bfloat16"
     _zarr_v2_names: ClassVar[tuple[str, ...]] = ()
-    endianness: str = "little"
+    endianness: Literal["little", "big"] = "little"
 
     @classmethod
     def from_native_dtype(cls, dtype: Any) -> BFloat16:
