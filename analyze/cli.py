@@ -39,7 +39,7 @@ def probe(
     """
     from ..errors import RequestError
     from ..store.lake import Lake
-    from ..store.printing import print_json
+    from ..store.printing import print_json, print_rich
     from .probe_job import probe_layers
     from .profile import check_picture_path
 
@@ -68,8 +68,6 @@ def probe(
     if json:
         print_json(profile.rows())
         return
-    from rich.console import Console
-
-    Console(color_system=None, width=100).print(profile.table())
+    print_rich(profile.table())
     if picture:
         print(f"Picture: {picture}")

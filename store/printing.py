@@ -16,7 +16,6 @@ import pyarrow as pa
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: frozenset[str] = frozenset()) -> None:
     """Print rows as aligned columns, never cut to the terminal's width; `numbers` are aligned to the right."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -25,9 +24,16 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers
         table.add_column(column, justify="right" if column in numbers else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
-    console = Console(width=100_000, color_system=None)
+    print_rich(table, width=100_000)
+
+
+def print_rich(renderable: Any, *, width: int = 100) -> None:
+    """Print something that rich can render as plain text of at most `width` columns, without trailing spaces."""
+    from rich.console import Console
+
+    console = Console(width=width, color_system=None)
     with console.capture() as captured:
-        console.print(table)
+        console.print(renderable)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
