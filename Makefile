@@ -4,9 +4,10 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 LAKE ?= demo-lake
 
-.PHONY: demo test check slow clean
+.PHONY: demo test check clean
 
 $(VENV)/installed: pyproject.toml requirements.lock
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'layerlake needs Python 3.11 or newer: make PYTHON=python3.12 ...')"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
 	mkdir -p $(VENV)/typing
@@ -19,13 +20,10 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/python -m pytest tests -q -m "not slow"
 
-slow: $(VENV)/installed
-	$(BIN)/python -m pytest tests -q -m slow
-
 check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 
 clean:
-	rm -rf $(VENV) demo-lake build dist *.egg-info
+	rm -rf $(VENV) demo-lake profile.png build dist *.egg-info

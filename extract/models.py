@@ -113,6 +113,10 @@ def load_model(source: ModelSource, *, device: str = "cpu", import_path: Sequenc
     """
     if source.dtype not in _DTYPES:
         raise RequestError(f"{source.dtype!r} is not a model dtype; use one of {', '.join(_DTYPES)}.")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA raises an AssertionError
+        raise RequestError(f"Device {device!r} cannot be used here: {_sentence(error)}.") from error
     model = _load_function(source, import_path) if source.is_function else _load_hugging_face(source)
     model.module.to(device)
     model.device = device

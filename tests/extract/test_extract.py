@@ -142,6 +142,7 @@ def test_wrong_requests_leave_no_lake(tmp_path):
         (("toy_models:never_run", good), {}, ModelError, "'unused' was executed 0 times"),
         (("toy_models:with_call", ids_file(tmp_path / "long.jsonl", (21,))), {}, DataError, "21.*20"),
         ((model, good), {"engine": "dask"}, UnknownNameError, "dask"),
+        ((model, good), {"device": "abacus"}, RequestError, "abacus"),
     ]
     for arguments, options, error, pattern in cases:
         with pytest.raises(error, match=pattern):
