@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from .durable import exclusive_lock, file_sha256, fsync_folder, read_sealed, rep
 CATALOG_VERSION = 2
 _KEPT_GENERATIONS = 2
 _ATTEMPTS = 20
+_GENERATION = re.compile(r"[0-9]{8,}-[0-9a-f]{8}\.duckdb")
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,9 @@ def named_generation(root: Path) -> Generation | None:
         content = read_sealed(pointer)
         if content["version"] != CATALOG_VERSION:
             return None
-        return Generation(root / "catalog" / Path(content["file"]).name, content["sha256"])
+        if not _GENERATION.fullmatch(content["file"]):
+            raise CorruptLakeError(f"{content['file']!r} names no generation")
+        return Generation(root / "catalog" / content["file"], content["sha256"])
     except (CorruptLakeError, KeyError, TypeError) as error:
         if not pointer.exists():
             return None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import UnknownNameError
+from ..errors import CorruptLakeError, UnknownNameError
 from .durable import exclusive_lock, read_sealed
 from .layout import check_run_name, is_run_name, runs_folder, unit_name
 from .record import ArraySpec, RunRecord
@@ -30,7 +30,12 @@ class Run:
     def record(self) -> RunRecord:
         """What run.json says."""
         path = self.folder / "run.json"
-        return RunRecord.from_json(read_sealed(path), path)
+        record = RunRecord.from_json(read_sealed(path), path)
+        if record.name != self.name:
+            raise CorruptLakeError(
+                f"{path} is the record of run {record.name!r}: a run is known by its folder's name, which must stay."
+            )
+        return record
 
     @property
     def scratch(self) -> Path:
