@@ -279,7 +279,7 @@ READER = """
 
 
 def test_Q03_readers_never_fail_nor_see_part_of_a_unit_while_generations_come_and_go(tmp_path):
-    lengths = tuple([4, 9, 3] * 25)
+    lengths = tuple([4, 9, 3] * 14)
     run, tables, bits = make_run(tmp_path / "lake", lengths=lengths, unit_rows=16, commit=False)
     publish_catalog(tmp_path / "lake")
     old = contextlib.ExitStack()
@@ -307,14 +307,14 @@ def test_Q03_readers_never_fail_nor_see_part_of_a_unit_while_generations_come_an
         commit_unit(run, unit, table, bits)
         publish_catalog(tmp_path / "lake")
     publish_catalog(tmp_path / "lake", rebuild=True)
-    time.sleep(2.0)
+    time.sleep(1.0)
     stop.touch()
     for thread in threads:
         thread.join(30)
     outs = [finish(p) for p in processes]
     assert faults == []
     counts += [int(out.split()[0]) for out in outs]
-    assert sum(counts) > 300
+    assert sum(counts) > 150
     assert all(int(out.split()[1]) >= 2 for out in outs)
     assert held.execute("SELECT count(*) FROM units").fetchone() == (0,)  # what it opened it keeps
     old.close()
@@ -387,8 +387,9 @@ def test_a_publisher_killed_anywhere_leaves_the_old_state_or_the_new_and_no_litt
     for moment in range(moments):
         root = tmp_path / f"lake{moment}"
         littered += bool(litter(root))
-        units = Lake.open(root).sql("FROM units").num_rows
-        assert Lake.open(root).sql("FROM tokens").num_rows == expected[units]
+        counted = Lake.open(root).sql("SELECT (SELECT count(*) FROM units) AS u, (SELECT count(*) FROM tokens) AS t")
+        units, tokens = counted.to_pylist()[0].values()
+        assert tokens == expected[units]
         seen.append(units)
         publish_catalog(root)
         assert litter(root) == []
