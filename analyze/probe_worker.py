@@ -13,9 +13,9 @@ import numpy as np
 
 from .. import __version__
 from ..errors import CorruptLakeError
-from ..store.catalog_load import read_table
 from ..store.durable import canonical_json, fsync_folder, read_json, temporary_name
 from ..store.lake import Lake
+from ..store.parquet import read_table
 from ..store.run import ArraySpec
 from ..store.selection import Selection
 from .probe import Probe

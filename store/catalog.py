@@ -7,89 +7,159 @@ written again. Readers therefore never meet a lock, a half-written index or anot
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
 
-from ..errors import CorruptLakeError
-from .catalog_load import create_schema, load_results, load_runs
-from .durable import canonical_json, exclusive_lock, fsync_folder, read_json, replace_file
+from ..errors import CorruptLakeError, WorldError
+from .catalog_load import StaleIndexError, create_schema, load_results, load_runs
+from .durable import exclusive_lock, file_sha256, fsync_folder, read_sealed, replace_file, sealed_json
 
-CATALOG_VERSION = 1
+CATALOG_VERSION = 2
 _KEPT_GENERATIONS = 2
+_ATTEMPTS = 20
+_GENERATION = re.compile(r"[0-9]{8,}-[0-9a-f]{8}\.duckdb")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A generation that the pointer named: its file, and the hash of the bytes it was published with."""
+
+    path: Path
+    sha256: str
 
 
 def publish_catalog(root: Path, *, rebuild: bool = False) -> Path:
     """Bring the catalog up to date and move the pointer to it; returns the generation's file.
 
-    Units committed since the last generation are added to a copy of it; with `rebuild` everything is read anew.
-    Does nothing when nothing changed. Writers take turns; readers are not affected.
+    Units committed since the last generation are added to a copy of it; with `rebuild`, or where that generation is
+    damaged, everything is read anew. Does nothing when nothing changed. Writers take turns; readers are not affected.
     """
     folder = root / "catalog"
-    folder.mkdir(exist_ok=True)
-    with exclusive_lock(folder / "lock", "", wait=True):
-        current = None if rebuild else _current(root)
-        temporary = folder / f"{uuid.uuid4().hex[:12]}.tmp"
-        try:
-            if current is not None:
-                shutil.copyfile(current, temporary)
-            with contextlib.closing(duckdb.connect(str(temporary))) as connection:
-                if current is None:
-                    create_schema(connection)
-                changed = load_runs(connection, root)
-                changed = load_results(connection, root) or changed
-                if current is not None and not changed:
-                    return current
-                connection.execute("CHECKPOINT")
-            return _move_pointer(root, temporary)
-        finally:
-            for left in (temporary, temporary.with_name(temporary.name + ".wal")):
-                left.unlink(missing_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+        with exclusive_lock(folder / "lock", "", wait=True):
+            _sweep(root)
+            start = None
+            if not rebuild:
+                with contextlib.suppress(CorruptLakeError):
+                    start = named_generation(root)
+            return _publish(root, start)
+    except duckdb.Error as error:
+        raise WorldError(f"The catalog of {root} could not be built: {error}. Mend that and ask again.") from error
+    except OSError as error:
+        raise WorldError(
+            f"The catalog of {root} could not be written ({error.strerror}: {error.filename}). Mend that, or have "
+            "somebody who may write there run `layerlake index`."
+        ) from error
+
+
+def refresh_catalog(root: Path) -> None:
+    """Bring the catalog up to date where this process may write; elsewhere the published one has to do."""
+    try:
+        publish_catalog(root)
+    except WorldError as error:
+        unwritable = isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EROFS, errno.EACCES)
+        if not unwritable or named_generation(root) is None:
+            raise
+
+
+def named_generation(root: Path) -> Generation | None:
+    """Read the pointer; None when there is none yet or another version of this program wrote it."""
+    pointer = root / "catalog.json"
+    if not pointer.exists():
+        return None
+    try:
+        content = read_sealed(pointer)
+        if content["version"] != CATALOG_VERSION:
+            return None
+        if not _GENERATION.fullmatch(content["file"]):
+            raise CorruptLakeError(f"{content['file']!r} names no generation")
+        return Generation(root / "catalog" / content["file"], content["sha256"])
+    except (CorruptLakeError, KeyError, TypeError) as error:
+        if not pointer.exists():
+            return None
+        raise CorruptLakeError(
+            f"The catalog's pointer {pointer} is damaged ({error}). It is only an index: `layerlake index` rebuilds it."
+        ) from error
 
 
 def catalog_file(root: Path) -> Path:
     """Give the current generation, building the first one when there is none."""
-    return _current(root) or publish_catalog(root)
+    generation = named_generation(root)
+    for _ in range(_ATTEMPTS):
+        if generation is None:
+            break
+        if generation.path.is_file():
+            return generation.path
+        before, generation = generation, named_generation(root)
+        if generation == before:
+            break  # the file is gone, and not because the pointer moved on
+    return publish_catalog(root)
 
 
 @contextlib.contextmanager
 def connect_catalog(root: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open the current generation, read-only, as the database ``lake`` of an in-memory connection."""
-    for _ in range(20):
+    for _ in range(_ATTEMPTS):
         path = catalog_file(root)
         connection = duckdb.connect(":memory:", config={"temp_directory": ""})
         try:
             quoted = str(path).replace("'", "''")
             connection.execute(f"ATTACH '{quoted}' AS lake (READ_ONLY)")
+            connection.execute("USE lake")
         except duckdb.Error as error:
             connection.close()
             if not path.exists():
                 continue  # two generations were published since the pointer was read
-            raise CorruptLakeError(
-                f"The catalog {path} cannot be opened ({error}). It is only an index: `layerlake index` rebuilds it."
-            ) from error
+            raise damaged(path, error) from error
         try:
-            connection.execute("USE lake")
             yield connection
         finally:
             connection.close()
         return
-    raise CorruptLakeError(f"The catalog pointer of {root} names a file that is not there: run `layerlake index`.")
+    raise WorldError(f"The catalog of {root} is published faster than it can be opened. Ask again.")
 
 
-def _current(root: Path) -> Path | None:
-    pointer = root / "catalog.json"
-    if not pointer.is_file():
-        return None
-    content = read_json(pointer)
-    if content.get("version") != CATALOG_VERSION:
-        return None
-    path = root / "catalog" / Path(str(content.get("file"))).name
-    return path if path.is_file() else None
+def damaged(path: Path, error: Exception) -> CorruptLakeError:
+    """Give the error for a generation that DuckDB cannot read."""
+    return CorruptLakeError(
+        f"The catalog {path} cannot be read ({error}). It is only an index: `layerlake index` rebuilds it."
+    )
+
+
+def _publish(root: Path, start: Generation | None) -> Path:
+    temporary = root / "catalog" / f"{uuid.uuid4().hex[:12]}.tmp"
+    try:
+        if start is not None and start.path.is_file():
+            shutil.copyfile(start.path, temporary)
+            if file_sha256(temporary) == start.sha256:
+                with contextlib.suppress(StaleIndexError):
+                    return _move_pointer(root, temporary) if _load(root, temporary, fresh=False) else start.path
+            temporary.unlink()
+        _load(root, temporary, fresh=True)
+        return _move_pointer(root, temporary)
+    finally:
+        for left in (temporary, temporary.with_name(temporary.name + ".wal")):
+            left.unlink(missing_ok=True)
+
+
+def _load(root: Path, file: Path, *, fresh: bool) -> bool:
+    with contextlib.closing(duckdb.connect(str(file))) as connection:
+        if fresh:
+            create_schema(connection)
+        changed = load_runs(connection, root)
+        changed = load_results(connection, root) or changed
+        if changed or fresh:
+            connection.execute("CHECKPOINT")
+        return changed
 
 
 def _move_pointer(root: Path, temporary: Path) -> Path:
@@ -101,7 +171,17 @@ def _move_pointer(root: Path, temporary: Path) -> Path:
         os.fsync(file.fileno())
     temporary.rename(final)
     fsync_folder(folder)
-    replace_file(root / "catalog.json", canonical_json({"file": final.name, "version": CATALOG_VERSION}))
+    pointer = {"file": final.name, "sha256": file_sha256(final), "version": CATALOG_VERSION}
+    replace_file(root / "catalog.json", sealed_json(pointer))
     for old in sorted(folder.glob("*.duckdb"))[:-_KEPT_GENERATIONS]:
         old.unlink(missing_ok=True)  # whoever has it open keeps reading it
     return final
+
+
+def _sweep(root: Path) -> None:
+    """Remove what a killed publisher left; the lock is held, so no living one has temporary files."""
+    for left in [*(root / "catalog").glob("*.tmp*"), *root.glob("catalog.json.*.tmp")]:
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from ..errors import CorruptLakeError
-from .plan import read_sequences
+from .durable import file_sha256
+from .parquet import read_table
+from .plan import label_columns, read_sequences
 from .run import Run, run_names
 from .tokens import SEQUENCE_FIELDS, TOKEN_FIELDS
 
 _UNITS_A_LOAD = 256
-_NUMBERS = ("DOUBLE", "BIGINT", "INTEGER")  # widest first
 
 _SCHEMA = """
 CREATE TABLE run_table (run VARCHAR, model VARCHAR, revision VARCHAR, fingerprint VARCHAR, data VARCHAR,
@@ -29,7 +29,8 @@ CREATE TABLE unit_stats (run VARCHAR, unit BIGINT, layer INTEGER, site VARCHAR, 
     mean DOUBLE, variance DOUBLE, min DOUBLE, max DOUBLE, norm DOUBLE, rows BIGINT);
 CREATE TABLE sequences ({sequences});
 CREATE TABLE tokens ({tokens});
-CREATE TABLE result_files (name VARCHAR, bytes BIGINT);
+CREATE TABLE label_columns (run VARCHAR, tab VARCHAR, place INTEGER, name VARCHAR, type VARCHAR);
+CREATE TABLE result_files (name VARCHAR, bytes BIGINT, sha256 VARCHAR);
 CREATE TABLE results (result VARCHAR, kind VARCHAR, run VARCHAR, label VARCHAR, site VARCHAR, layer INTEGER,
     seed INTEGER, metric VARCHAR, value DOUBLE, artifact VARCHAR, created VARCHAR);
 CREATE VIEW runs AS SELECT run_table.run, model, revision, data, dtype, coalesce(u.units, 0) AS units,
@@ -50,6 +51,10 @@ CREATE VIEW probes AS PIVOT (SELECT artifact, result, run, label, site, layer, m
 """
 
 
+class StaleIndexError(Exception):
+    """What is indexed cannot be brought up to date by adding to it: index everything anew."""
+
+
 def create_schema(connection: duckdb.DuckDBPyConnection) -> None:
     """Create the tables and views of an empty catalog."""
 
@@ -63,48 +68,55 @@ def load_runs(connection: duckdb.DuckDBPyConnection, root: Path) -> bool:
     """Add what is committed and not yet indexed, drop runs that are gone; says whether anything changed."""
     known = dict(connection.execute("SELECT run, identity || created FROM run_table").fetchall())
     present = {name: Run(root, name) for name in run_names(root)}
-    changed = False
-    for name, stamp in known.items():
-        run = present.get(name)
-        if run is None or run.record.identity + run.record.created != stamp:
-            for table in ("run_table", "arrays", "units", "unit_stats", "sequences", "tokens"):
-                connection.execute(f"DELETE FROM {table} WHERE run = ?", [name])
-            changed = True
-    indexed = {name for (name,) in connection.execute("SELECT run FROM run_table").fetchall()}
+    gone = [n for n, s in known.items() if n not in present or _stamp(present[n]) != s]
+    for name in gone:
+        for table in ("run_table", "arrays", "units", "unit_stats", "label_columns", "sequences", "tokens"):
+            connection.execute(f"DELETE FROM {table} WHERE run = ?", [name])
+    added = [run for name, run in present.items() if name not in known or name in gone]
+    for run in added:
+        _add_run(connection, run)
+    if gone or added:
+        for table in ("sequences", "tokens"):
+            _fit_label_columns(connection, table)
+    changed = bool(gone or added)
     for name, run in present.items():
-        if name not in indexed:
-            _add_run(connection, run)
-            changed = True
         done = {u for (u,) in connection.execute("SELECT unit FROM units WHERE run = ?", [name]).fetchall()}
-        fresh = sorted(run.committed() - done)
+        committed = run.committed()
+        if not done <= committed:
+            raise StaleIndexError
+        fresh = sorted(committed - done)
         for first in range(0, len(fresh), _UNITS_A_LOAD):
             _add_units(connection, run, fresh[first : first + _UNITS_A_LOAD])
             changed = True
     return changed
 
 
+def _stamp(run: Run) -> str:
+    return run.record.identity + run.record.created
+
+
 def load_results(connection: duckdb.DuckDBPyConnection, root: Path) -> bool:
-    """Add analysis results that are not yet indexed, and drop those whose file is gone."""
+    """Add analysis results that are not yet indexed, and drop those whose file is gone or another."""
     known = dict(connection.execute("SELECT name, bytes FROM result_files").fetchall())
     present = {p.stem: p for p in sorted((root / "results").glob("*.parquet"))}
-    gone = [n for n in known if n not in present or present[n].stat().st_size != known[n]]
+    sizes = {n: p.stat().st_size for n, p in present.items()}
+    gone = [n for n in known if sizes.get(n) != known[n]]
     for name in gone:
         connection.execute("DELETE FROM results WHERE result = ?", [name])
         connection.execute("DELETE FROM result_files WHERE name = ?", [name])
     fresh = [n for n in present if n not in known or n in gone]
     for name in fresh:
-        _insert(connection, "results", read_table(present[name]))
-        connection.execute("INSERT INTO result_files VALUES (?, ?)", [name, present[name].stat().st_size])
+        rows = read_table(present[name]).drop_columns(["result"])
+        rows = rows.append_column("result", pa.array([name] * rows.num_rows, pa.string()))
+        try:
+            _insert(connection, "results", rows)
+        except duckdb.Error as error:
+            raise CorruptLakeError(
+                f"{present[name]} does not hold results ({error}). Run `layerlake verify`."
+            ) from error
+        facts = [name, sizes[name], file_sha256(present[name])]
+        connection.execute("INSERT INTO result_files VALUES (?, ?, ?)", facts)
     return bool(gone or fresh)
-
-
-def read_table(path: Path) -> pa.Table:
-    """Read a Parquet file of the lake; `CorruptLakeError` names one that cannot be read."""
-    try:
-        with pq.ParquetFile(path) as file:  # not pq.read_table: it takes `a=b` in a path for a partition
-            return file.read()
-    except (OSError, pa.ArrowException) as error:
-        raise CorruptLakeError(f"{path} cannot be read ({error}). Run `layerlake verify`.") from error
 
 
 def _add_run(connection: duckdb.DuckDBPyConnection, run: Run) -> None:
@@ -112,8 +124,8 @@ def _add_run(connection: duckdb.DuckDBPyConnection, run: Run) -> None:
     settings: dict[str, Any] = record.settings
     model = settings.get("model", {})
     dtypes = ", ".join(dict.fromkeys(a.dtype for a in record.arrays))
-    row = [run.name, record.source.get("model"), model.get("revision"), model.get("fingerprint")]
-    row += [record.source.get("data"), dtypes]
+    found = (record.source.get("model"), model.get("revision"), model.get("fingerprint"), record.source.get("data"))
+    row: list[Any] = [run.name, *(None if v is None else str(v) for v in found), dtypes]
     row += [
         record.units,
         record.tokens,
@@ -130,11 +142,17 @@ def _add_run(connection: duckdb.DuckDBPyConnection, run: Run) -> None:
             "layer": pa.array([a.layer for a in record.arrays], pa.int32()),
             "site": [a.site for a in record.arrays],
             "dtype": [a.dtype for a in record.arrays],
-            "width": pa.array([a.shape[-1] for a in record.arrays], pa.int64()),
+            "width": pa.array([a.shape[-1] if a.shape else 1 for a in record.arrays], pa.int64()),
             "path": [f"runs/{run.name}/activations.zarr/{a.name}" for a in record.arrays],
         }
     )
     _insert(connection, "arrays", arrays)
+    for table, fields in label_columns(run.folder / "plan").items():
+        for place, field in enumerate(fields):
+            kind = "NULL" if pa.types.is_null(field.type) else _sql_type(field.type)
+            connection.execute(
+                "INSERT INTO label_columns VALUES (?, ?, ?, ?, ?)", [run.name, table, place, field.name, kind]
+            )
 
 
 def _add_units(connection: duckdb.DuckDBPyConnection, run: Run, units: list[int]) -> None:
@@ -157,12 +175,19 @@ def _add_units(connection: duckdb.DuckDBPyConnection, run: Run, units: list[int]
             stats.append(where | values)
     _insert(connection, "units", pa.Table.from_pylist(rows))
     _insert(connection, "unit_stats", pa.Table.from_pylist(stats))
-    # One read and one insert for many units: row by row would take longer than the model.
-    tokens = pa.concat_tables([read_table(run.tokens_path(u)) for u in units], promote_options="permissive")
-    _insert_labelled(connection, "tokens", run.name, tokens)
+    # One insert for many units: row by row would take longer than the model.
+    tables = [_unit_tokens(run, r) for r in records]
+    _insert_rows(connection, "tokens", run, pa.concat_tables(tables, promote_options="permissive"))
     planned = read_sequences(run.folder / "plan")
-    chosen = planned.filter(pc.field("unit").isin(units))
-    _insert_labelled(connection, "sequences", run.name, chosen)
+    chosen = np.isin(planned["unit"].to_numpy(), units)
+    _insert_rows(connection, "sequences", run, planned.filter(pa.array(chosen)))
+
+
+def _unit_tokens(run: Run, record: dict[str, Any]) -> pa.Table:
+    path = run.tokens_path(record["unit"])
+    if file_sha256(path) != record["tokens"]["sha256"]:
+        raise CorruptLakeError(f"{path} holds other bytes than were written. Run `layerlake verify`.")
+    return read_table(path)
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
@@ -171,26 +196,43 @@ def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -
     connection.unregister("incoming")
 
 
-def _insert_labelled(connection: duckdb.DuckDBPyConnection, table: str, run: str, rows: pa.Table) -> None:
-    """Insert rows that may bring label columns of their own, adding or widening columns as they need.
+def _insert_rows(connection: duckdb.DuckDBPyConnection, table: str, run: Run, rows: pa.Table) -> None:
+    try:
+        _insert(connection, table, rows.append_column("run", pa.array([run.name] * rows.num_rows, pa.string())))
+    except duckdb.Error as error:
+        raise CorruptLakeError(f"The {table} of {run.folder} cannot be indexed ({error}).") from error
 
-    A label that is a number in one run and text in another becomes text; whole and real numbers become real.
+
+def _fit_label_columns(connection: duckdb.DuckDBPyConnection, table: str) -> None:
+    """Give a table the label columns that its runs need, in an order and with types that depend on the runs alone.
+
+    Runs come by name. Whole and real numbers of one label become real; a label whose kinds differ otherwise becomes
+    text. Columns that are there already stay as they are or, when they do not fit, are built anew with everything.
     """
-    described = connection.execute(f"DESCRIBE {table}").fetchall()
-    existing = {name.lower(): kind for name, kind, *_ in described}  # SQL names ignore case
-    for field in rows.schema:
-        quoted = '"' + field.name.replace('"', '""') + '"'
-        wanted = _sql_type(field.type)
-        held = existing.get(field.name.lower())
-        if held is None:
-            connection.execute(f"ALTER TABLE {table} ADD COLUMN {quoted} {wanted}")
-        elif held != wanted and not pa.types.is_null(field.type):
-            common = next((c for c in _NUMBERS if c in (held, wanted)), None)
-            if common is None or not {held, wanted} <= set(_NUMBERS):
-                common = "VARCHAR"
-            if held != common:
-                connection.execute(f"ALTER TABLE {table} ALTER COLUMN {quoted} TYPE {common}")
-    _insert(connection, table, rows.append_column("run", pa.array([run] * rows.num_rows, pa.string())))
+    own = 1 + len(TOKEN_FIELDS if table == "tokens" else SEQUENCE_FIELDS)
+    query = "SELECT name, type FROM label_columns WHERE tab = ? ORDER BY run, place"
+    names: dict[str, str] = {}
+    kinds: dict[str, set[str]] = {}
+    for name, kind in connection.execute(query, [table]).fetchall():
+        names.setdefault(name.lower(), name)  # SQL names ignore case
+        kinds.setdefault(name.lower(), set()).add(kind)
+    wanted = [(name, _common(kinds[key])) for key, name in names.items()]
+    held = [(name, kind) for name, kind, *_ in connection.execute(f"DESCRIBE {table}").fetchall()][own:]
+    if held != wanted[: len(held)]:
+        raise StaleIndexError
+    for name, kind in wanted[len(held) :]:
+        quoted = '"' + name.replace('"', '""') + '"'
+        connection.execute(f"ALTER TABLE {table} ADD COLUMN {quoted} {kind}")
+
+
+def _common(kinds: set[str]) -> str:
+    """Choose the type of a column that holds labels of several types."""
+    kinds = kinds - {"NULL"} or {"INTEGER"}
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    if kinds <= {"INTEGER", "BIGINT", "DOUBLE"}:
+        return "DOUBLE" if "DOUBLE" in kinds else "BIGINT"
+    return "VARCHAR"
 
 
 def _sql_type(kind: pa.DataType) -> str:
@@ -202,6 +244,4 @@ def _sql_type(kind: pa.DataType) -> str:
         return "BIGINT"
     if pa.types.is_floating(kind):
         return "DOUBLE"
-    if pa.types.is_null(kind):
-        return "INTEGER"
     return "VARCHAR"

@@ -42,12 +42,12 @@ def sql(
 @app.command(epilog="Example: layerlake ls --lake lake")
 def ls(lake: LakeOption, json: JsonOption = False) -> None:
     """List the runs of a lake."""
-    from .catalog import publish_catalog
+    from .catalog import refresh_catalog
     from .lake import Lake
     from .printing import print_json, print_table
 
     opened = Lake.open(lake)
-    publish_catalog(opened.root)
+    refresh_catalog(opened.root)
     table = opened.sql(
         "SELECT run, model, data, dtype, units || '/' || units_planned AS units, tokens, "
         "(SELECT count(*) FROM arrays WHERE arrays.run = runs.run) AS arrays FROM runs ORDER BY run"

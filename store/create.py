@@ -5,14 +5,16 @@ from __future__ import annotations
 import shutil
 import uuid
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
-from .durable import canonical_json, fsync_folder
+from .durable import file_sha256, fsync_folder, fsync_tree, sealed_json
 from .layout import make_lake, runs_folder
 from .plan import write_plan
-from .run import Run, RunRecord
+from .record import RunRecord
+from .run import Run
 
 
 def create_run(root: Path, record: RunRecord, sequences: pa.Table, units: list[pa.Table]) -> Run:
@@ -21,6 +23,7 @@ def create_run(root: Path, record: RunRecord, sequences: pa.Table, units: list[p
     Everything is written into a folder of a temporary name, which is then renamed: a crash leaves no half-made run.
     When another process creates a run of that name meanwhile, theirs stands and is returned.
     """
+    record.check()
     make_lake(root)
     temporary = runs_folder(root) / f"{record.name}.{uuid.uuid4().hex[:12]}.tmp"
     try:
@@ -29,8 +32,10 @@ def create_run(root: Path, record: RunRecord, sequences: pa.Table, units: list[p
             (temporary / folder).mkdir()
         write_plan(temporary / "plan", sequences, units)
         _create_arrays(temporary / "activations.zarr", record)
-        (temporary / "run.json").write_bytes(canonical_json(record.to_json()))
-        fsync_folder(temporary)
+        written = sorted(p for p in temporary.rglob("*") if p.is_file())
+        files = {str(p.relative_to(temporary)): file_sha256(p) for p in written}
+        (temporary / "run.json").write_bytes(sealed_json(replace(record, files=files).to_json()))
+        fsync_tree(temporary)
         final = runs_folder(root) / record.name
         try:
             temporary.rename(final)

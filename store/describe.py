@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .catalog import publish_catalog
+from .catalog import refresh_catalog
 from .lake import Lake
 from .printing import print_rows
 
@@ -12,7 +12,7 @@ from .printing import print_rows
 def describe_run(lake: Lake, name: str) -> dict[str, Any]:
     """Collect a run's record, progress, labels and the statistics of its arrays."""
     run = lake.run(name)
-    publish_catalog(lake.root)
+    refresh_catalog(lake.root)
     record = run.record
     quoted = "'" + name.replace("'", "''") + "'"
     progress = lake.sql(f"SELECT units, tokens, sequences FROM runs WHERE run = {quoted}").to_pylist()

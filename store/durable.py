@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import uuid
@@ -20,23 +21,72 @@ def canonical_json(value: Any) -> bytes:
     return text.encode()
 
 
+def sealed_json(value: dict[str, Any]) -> bytes:
+    """Encode `value` with a hash of itself under the key ``seal``, for `read_sealed`."""
+    return canonical_json(value | {"seal": hashlib.sha256(canonical_json(value)).hexdigest()})
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file of the lake whole; `CorruptLakeError` names one that is not there or cannot be read."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise CorruptLakeError(f"{path} is missing. Run `layerlake verify` to see what else is.") from None
+    except OSError as error:
+        raise CorruptLakeError(f"{path} cannot be read ({error.strerror}). Run `layerlake verify`.") from error
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file of the lake; `CorruptLakeError` names a file that is not JSON."""
+    return _parse(read_bytes(path), path)
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Read a JSON file that `sealed_json` encoded; `CorruptLakeError` when a single byte of it is another."""
+    data = read_bytes(path)
+    value = _parse(data, path)
+    content = {k: v for k, v in value.items() if k != "seal"} if isinstance(value, dict) else {}
     try:
-        return json.loads(path.read_bytes())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        intact = sealed_json(content) == data
+    except (ValueError, RecursionError):  # NaN, or text that is not Unicode
+        intact = False
+    if not intact:
+        raise CorruptLakeError(f"{path} was changed after it was written. Run `layerlake verify`.")
+    return content
+
+
+def _parse(data: bytes, path: Path) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
         raise CorruptLakeError(
             f"{path} is not readable JSON ({error}). Run `layerlake verify` to see what else is damaged."
         ) from error
 
 
+def file_sha256(path: Path) -> str:
+    """Hash the bytes of a file; `CorruptLakeError` names one that is not there or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CorruptLakeError(f"{path} cannot be read ({error.strerror}). Run `layerlake verify`.") from error
+
+
 def fsync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the names in a folder durable, or the content of a file."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Make everything in a folder durable: contents and names."""
+    for path in folder.rglob("*"):
+        fsync_folder(path)
+    fsync_folder(folder)
 
 
 def temporary_name(folder: Path, stem: str) -> Path:
@@ -47,10 +97,14 @@ def temporary_name(folder: Path, stem: str) -> Path:
 def write_temporary(folder: Path, stem: str, data: bytes) -> Path:
     """Write and fsync `data` under a fresh temporary name in `folder`, and return it."""
     path = temporary_name(folder, stem)
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:  # a full disk: nothing may be left that fills it further
+        path.unlink(missing_ok=True)
+        raise
     return path
 
 
@@ -65,7 +119,8 @@ def publish(temporary: Path, final: Path) -> bool:
         created = True
     except FileExistsError:
         created = False
-    temporary.unlink()
+    finally:
+        temporary.unlink(missing_ok=True)
     if created:
         fsync_folder(final.parent)
     return created
@@ -74,7 +129,10 @@ def publish(temporary: Path, final: Path) -> bool:
 def replace_file(path: Path, data: bytes) -> None:
     """Replace the content of a file at once: a reader sees the old bytes or the new ones."""
     temporary = write_temporary(path.parent, path.name, data)
-    temporary.replace(path)
+    try:
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
     fsync_folder(path.parent)
 
 

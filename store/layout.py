@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from ..errors import LakeFormatError, RequestError
+from ..errors import CorruptLakeError, LakeFormatError, RequestError
 from .durable import canonical_json, publish, read_json, write_temporary
 
 FORMAT_VERSION = 1
@@ -22,9 +22,14 @@ def lake_path(lake: str | os.PathLike[str]) -> Path:
     return Path(text).expanduser().absolute()
 
 
+def is_run_name(name: str) -> bool:
+    """Say whether `name` can name a run: letters, digits, `.`, `_` and `-`, not starting with a mark."""
+    return bool(_RUN_NAME.fullmatch(name)) and not name.endswith(".tmp")
+
+
 def check_run_name(name: str) -> str:
-    """Return `name` if it can name a run: letters, digits, `.`, `_` and `-`, not starting with a mark."""
-    if not _RUN_NAME.fullmatch(name) or name.endswith(".tmp"):
+    """Return `name` if it can name a run; `RequestError` says what a name looks like."""
+    if not is_run_name(name):
         raise RequestError(
             f"{name!r} cannot name a run: use up to 100 letters, digits, '.', '_' and '-', beginning with a "
             "letter or digit."
@@ -39,11 +44,16 @@ def check_lake(root: Path) -> None:
         raise LakeFormatError(
             f"{root} is not a lake: it has no lake.json. `layerlake extract MODEL DATA --lake DIR` makes one."
         )
-    content = read_json(marker)
-    version = content.get("version") if isinstance(content, dict) else None
-    if version != FORMAT_VERSION or content.get("format") != "layerlake":
+    try:
+        content = read_json(marker)
+    except CorruptLakeError as error:
+        raise LakeFormatError(f"{root} is not a lake that can be read: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != "layerlake":
+        raise LakeFormatError(f"{root} is not a lake: its lake.json is not one of layerlake.")
+    version = content.get("version")
+    if version != FORMAT_VERSION or isinstance(version, bool):
         raise LakeFormatError(
-            f"{root} is a lake of format version {version}; this program reads version {FORMAT_VERSION}. "
+            f"{root} is a lake of format version {str(version)[:40]}; this program reads version {FORMAT_VERSION}. "
             "The format is unstable before 1.0: use the layerlake that wrote it, or extract again."
         )
 

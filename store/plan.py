@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..errors import CorruptLakeError
-from .durable import fsync_folder
+from .parquet import read_row_group, read_schema, read_table
+from .tokens import SEQUENCE_FIELDS, TOKEN_FIELDS
 
 UNITS_A_FILE = 64
 
@@ -29,29 +28,28 @@ def write_plan(folder: Path, sequences: pa.Table, units: Iterator[pa.Table] | li
         writer.write_table(table.combine_chunks(), row_group_size=max(1, table.num_rows))
     if writer:
         writer.close()
-    for path in folder.iterdir():
-        with path.open("rb+") as file:
-            os.fsync(file.fileno())
-    fsync_folder(folder)
 
 
 def read_unit_tokens(folder: Path, unit: int) -> pa.Table:
     """Read the token table that the plan gives a unit."""
-    path = _tokens_file(folder, unit)
-    try:
-        with pq.ParquetFile(path) as file:
-            return file.read_row_group(unit % UNITS_A_FILE)
-    except (OSError, pa.ArrowException) as error:
-        raise CorruptLakeError(f"The plan file {path} cannot be read: {error}") from error
+    return read_row_group(_tokens_file(folder, unit), unit % UNITS_A_FILE)
 
 
 def read_sequences(folder: Path) -> pa.Table:
     """Read the table of all sequences of a run, committed or not."""
-    path = folder / "sequences.parquet"
-    try:
-        return pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        raise CorruptLakeError(f"The plan file {path} cannot be read: {error}") from error
+    return read_table(folder / "sequences.parquet")
+
+
+def label_columns(folder: Path) -> dict[str, list[pa.Field]]:
+    """Give the label columns of a run's tables `sequences` and `tokens`, in their order."""
+    found = {}
+    for table, path, own in (
+        ("sequences", folder / "sequences.parquet", SEQUENCE_FIELDS),
+        ("tokens", _tokens_file(folder, 0), TOKEN_FIELDS),
+    ):
+        known = {name for name, _ in own}
+        found[table] = [f for f in read_schema(path) if f.name not in known]
+    return found
 
 
 def _tokens_file(folder: Path, unit: int) -> Path:

@@ -1,128 +1,19 @@
-"""A run: what was asked of one extraction, never changed, and which of its units are committed."""
+"""A run in a lake: its record, where its files lie, and which of its units are committed."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import CorruptLakeError, SettingsDifferError, UnknownNameError
-from .dtypes import stored_dtype
-from .durable import canonical_json, exclusive_lock, read_json
-from .layout import check_run_name, runs_folder, unit_name
+from ..errors import CorruptLakeError, UnknownNameError
+from .durable import exclusive_lock, read_sealed
+from .layout import check_run_name, is_run_name, runs_folder, unit_name
+from .record import ArraySpec, RunRecord
 from .shard import ShardLayout
-
-_CHUNK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class ArraySpec:
-    """One array of a run: a site at a layer (None where the site belongs to none), a row a token."""
-
-    site: str
-    layer: int | None
-    dtype: str
-    shape: tuple[int, ...]
-    """The trailing shape of a row; (width,) for the residual stream."""
-
-    @property
-    def name(self) -> str:
-        """The array's folder in the run's Zarr group."""
-        return self.site if self.layer is None else f"{self.site}-{self.layer}"
-
-    def layout(self, unit_rows: int) -> ShardLayout:
-        """Give the geometry of a shard; inner chunks are the largest power of two of rows within 1 MiB."""
-        dtype = stored_dtype(self.dtype)
-        row_bytes = math.prod(self.shape) * dtype.itemsize
-        chunk = 1 << max(0, (_CHUNK_BYTES // row_bytes).bit_length() - 1)
-        return ShardLayout(unit_rows, min(unit_rows, chunk), self.shape, dtype)
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """What run.json says: everything that can change a stored byte, and the numbers that follow from it."""
-
-    name: str
-    settings: dict[str, Any]
-    arrays: tuple[ArraySpec, ...]
-    unit_rows: int
-    units: int
-    sequences: int
-    tokens: int
-    plan_hash: str
-    """Hash of which tokens stand in which rows; runs that share it can be joined by row."""
-    tokens_hash: str
-    """Hash of the whole token table, labels and spans included."""
-    source: dict[str, Any]
-    """Where model and data were found, for people and for loading again; not part of the identity."""
-    created: str
-    created_by: str
-
-    @property
-    def identity(self) -> str:
-        """Hash of everything that can change a stored byte of this run."""
-        parts = {
-            "settings": self.settings,
-            "arrays": [asdict(a) for a in self.arrays],
-            "unit_rows": self.unit_rows,
-            "tokens_hash": self.tokens_hash,
-        }
-        return hashlib.sha256(canonical_json(parts)).hexdigest()
-
-    def to_json(self) -> dict[str, Any]:
-        """Give the content of run.json."""
-        return asdict(self) | {"identity": self.identity}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any], path: Path) -> RunRecord:
-        """Read the content of run.json; `CorruptLakeError` when it is not what was written."""
-        try:
-            fields = {k: v for k, v in value.items() if k != "identity"}
-            arrays = tuple(ArraySpec(**(a | {"shape": tuple(a["shape"])})) for a in fields.pop("arrays"))
-            record = cls(arrays=arrays, **fields)
-        except (TypeError, KeyError, AttributeError) as error:
-            raise CorruptLakeError(f"{path} does not describe a run ({error}).") from error
-        if record.identity != value.get("identity"):
-            raise CorruptLakeError(f"{path} was changed after it was written: its identity does not match.")
-        return record
-
-    def check_same(self, asked: RunRecord) -> None:
-        """Raise `SettingsDifferError`, naming what differs, unless `asked` would write the same bytes."""
-        if asked.identity == self.identity:
-            return
-        mine, theirs = _flat(self), _flat(asked)
-        lines = [
-            f"{key}: the run has {mine.get(key)!r}, asked was {theirs.get(key)!r}"
-            for key in sorted(mine.keys() | theirs.keys())
-            if mine.get(key) != theirs.get(key)
-        ]
-        raise SettingsDifferError(
-            f"Run {self.name!r} exists and was made with other settings ({'; '.join(lines[:6])}"
-            f"{'; and more' if len(lines) > 6 else ''}). Choose another name with --run."
-        )
-
-
-def _flat(record: RunRecord) -> dict[str, Any]:
-    flat: dict[str, Any] = {
-        "sites": ", ".join(f"{a.name} {a.dtype} {a.shape}" for a in record.arrays),
-        "unit_rows": record.unit_rows,
-        "token table": record.tokens_hash[:12],
-    }
-
-    def walk(prefix: str, value: Any) -> None:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                walk(f"{prefix}.{key}" if prefix else key, inner)
-        else:
-            flat[prefix] = value
-
-    walk("", record.settings)
-    return flat
+from .unit_record import check_unit_record
 
 
 class Run:
@@ -132,14 +23,19 @@ class Run:
         self.root = root
         self.name = name
         self.folder = runs_folder(root) / name
-        if not (self.folder / "run.json").is_file():
+        if not is_run_name(name) or not (self.folder / "run.json").is_file():
             raise UnknownNameError.of("run", name, run_names(root), f" in {root}")
 
     @functools.cached_property
     def record(self) -> RunRecord:
         """What run.json says."""
         path = self.folder / "run.json"
-        return RunRecord.from_json(read_json(path), path)
+        record = RunRecord.from_json(read_sealed(path), path)
+        if record.name != self.name:
+            raise CorruptLakeError(
+                f"{path} is the record of run {record.name!r}: a run is known by its folder's name, which must stay."
+            )
+        return record
 
     @property
     def scratch(self) -> Path:
@@ -181,11 +77,13 @@ class Run:
 
     def committed(self) -> set[int]:
         """List the committed units: those whose record is there."""
-        return {int(p.stem) for p in (self.folder / "units").glob("*.json") if p.stem.isdecimal()}
+        names = (p.stem for p in (self.folder / "units").glob("*.json"))
+        return {int(n) for n in names if n.isdecimal() and n == unit_name(int(n))}
 
     def unit_record(self, unit: int) -> dict[str, Any]:
-        """Read the commit record of a unit."""
-        return read_json(self.unit_path(unit))
+        """Read the commit record of a unit; `CorruptLakeError` when it is not what was written."""
+        path = self.unit_path(unit)
+        return check_unit_record(read_sealed(path), unit, self.record, path)
 
     @contextlib.contextmanager
     def driver_lock(self) -> Iterator[None]:
@@ -203,7 +101,7 @@ def run_names(root: Path) -> list[str]:
     folder = runs_folder(root)
     if not folder.is_dir():
         return []
-    return sorted(p.name for p in folder.iterdir() if (p / "run.json").is_file() and not p.name.endswith(".tmp"))
+    return sorted(p.name for p in folder.iterdir() if is_run_name(p.name) and (p / "run.json").is_file())
 
 
 def find_run(root: Path, name: str) -> Run | None:

@@ -43,10 +43,14 @@ class Selection:
                 "Add them: SELECT run, row, ... FROM tokens."
             )
         for name in ("run", "row"):
+            if table.column_names.count(name) > 1:
+                raise RequestError(f"The selection has two columns {name}: give one of them another name.")
             if table[name].null_count:
                 raise RequestError(f"Column {name} of the selection holds {table[name].null_count} NULLs.")
         if not pa.types.is_integer(table["row"].type):
             raise RequestError(f"Column row of the selection is {table['row'].type}, not an integer.")
+        if table.num_rows and not _is_text(table["run"].type):
+            raise RequestError(f"Column run of the selection is {table['run'].type}, not text.")
         self.rows: np.ndarray = table["row"].to_numpy().astype(np.int64, copy=False)
         coded = table["run"].combine_chunks().cast(pa.string()).dictionary_encode()
         self._run_names: list[str] = coded.dictionary.to_pylist()
@@ -121,3 +125,9 @@ class Selection:
             where = np.flatnonzero(codes == code)
             reader.gather(array, rows[where], out, where)
         return out, dtype
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)

@@ -144,6 +144,8 @@ def open_shard(path: Path, layout: ShardLayout) -> np.memmap:
                 )
     except FileNotFoundError:
         raise CorruptLakeError(f"{path} is missing, although its unit is committed. Run `layerlake verify`.") from None
+    except OSError as error:
+        raise CorruptLakeError(f"{path} cannot be read ({error.strerror}). Run `layerlake verify`.") from error
     return map_rows(path, layout)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from ..errors import RequestError, SqlRefusedError, WorldError
-from .catalog import connect_catalog
+from .catalog import connect_catalog, damaged
 
 _ALLOWED = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
 _CONFINE = (
@@ -36,56 +37,88 @@ def run_sql(
     `SqlRefusedError` (exit code 2) for any other statement and for SQL that DuckDB rejects, and `WorldError` when
     time or memory run out.
     """
+    if not 0 < timeout <= threading.TIMEOUT_MAX:
+        raise RequestError(f"A query can be given more than 0 seconds, not {timeout}.")
     with connect_catalog(root) as connection:
         connection.execute("SET python_enable_replacements = false")  # no reading of the caller's variables by name
         for name, table in (tables or {}).items():
             _register(connection, name, table)
-        connection.execute("SET memory_limit = ?", [memory_limit])
+        try:
+            connection.execute("SET memory_limit = ?", [memory_limit])
+        except duckdb.Error as error:
+            raise RequestError(f"{memory_limit!r} is not an amount of memory ({error}); write 2GB.") from error
         for setting in _CONFINE:
             connection.execute(setting)
-        _check(connection, query)
-        timer = threading.Timer(timeout, connection.interrupt)
-        timer.start()
+        statement = _one_statement(connection, query)
         try:
-            return _one_statement(connection, query)
+            with _stopped_after(timeout, connection):
+                return _result(connection, statement, query)
         except duckdb.InterruptException:
-            raise WorldError(f"The query took longer than {timeout:g} s and was stopped.") from None
+            raise WorldError(
+                f"The query took longer than {timeout:g} s and was stopped. Ask for less, or give it more time."
+            ) from None
         except duckdb.OutOfMemoryException as error:
             raise WorldError(f"The query needs more than the memory limit of {memory_limit}: {error}") from error
+        except (duckdb.IOException, duckdb.SerializationException, duckdb.FatalException) as error:
+            raise damaged(root / "catalog", error) from error  # files are out of reach, so it is the catalog's own
         except duckdb.Error as error:
-            raise SqlRefusedError(_first_lines(error)) from error
-        finally:
-            timer.cancel()
+            raise SqlRefusedError(str(error).strip()) from error
 
 
-def _one_statement(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
+def _one_statement(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.Statement:
+    try:
+        query.encode()
+        statements = connection.extract_statements(query)
+    except UnicodeEncodeError as error:
+        raise SqlRefusedError(f"The query is not Unicode text: {error}.") from None
+    except duckdb.Error as error:
+        raise SqlRefusedError(str(error).strip()) from error
+    kinds = [s.type for s in statements]
+    if kinds == [duckdb.StatementType.MULTI]:
+        raise SqlRefusedError(
+            "This PIVOT finds its columns with a second statement, and a lake runs one. List them: "
+            "PIVOT ... ON column IN ('a', 'b')."
+        )
+    if len(kinds) != 1 or kinds[0] not in _ALLOWED:
+        shown = ", ".join(k.name for k in kinds) or "nothing"
+        raise SqlRefusedError(f"A lake runs exactly one SELECT or EXPLAIN at a time; this is {shown}.")
+    return statements[0]
+
+
+def _result(connection: duckdb.DuckDBPyConnection, statement: duckdb.Statement, query: str) -> pa.Table:
     # EXPLAIN has no relation form; its plan comes back as rows of (kind, text).
-    statement = connection.extract_statements(query)[0]
     if statement.type == duckdb.StatementType.EXPLAIN:
         rows = connection.execute(statement).fetchall()
         return pa.table({"explain_key": [r[0] for r in rows], "explain_value": [r[1] for r in rows]})
     return connection.sql(query).to_arrow_table()
 
 
-def _check(connection: duckdb.DuckDBPyConnection, query: str) -> None:
+@contextlib.contextmanager
+def _stopped_after(seconds: float, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Interrupt what the connection does inside, once `seconds` have passed."""
+    done = threading.Event()
+
+    def watch() -> None:
+        if not done.wait(seconds):
+            while not done.wait(0.02):
+                connection.interrupt()  # again and again: one that comes before the query has begun is lost
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
     try:
-        statements = connection.extract_statements(query)
-    except duckdb.Error as error:
-        raise SqlRefusedError(_first_lines(error)) from error
-    kinds = [s.type for s in statements]
-    if len(kinds) != 1 or kinds[0] not in _ALLOWED:
-        shown = ", ".join(k.name for k in kinds) or "nothing"
-        raise SqlRefusedError(f"A lake runs exactly one SELECT or EXPLAIN at a time; this is {shown}.")
+        yield
+    finally:
+        done.set()
+        watcher.join()
 
 
 def _register(connection: duckdb.DuckDBPyConnection, name: str, table: Any) -> None:
     if not name.isidentifier():
         raise RequestError(f"{name!r} cannot name a table: use a plain identifier.")
+    taken = connection.execute("SELECT table_name FROM duckdb_tables() UNION SELECT view_name FROM duckdb_views()")
+    if name.lower() in {known.lower() for (known,) in taken.fetchall()}:
+        raise RequestError(f"{name!r} is a table of the lake already: give yours another name.")
     try:
         connection.register(name, table)
-    except duckdb.Error as error:
-        raise RequestError(f"Table {name!r} cannot be used in SQL: {_first_lines(error)}") from error
-
-
-def _first_lines(error: Exception) -> str:
-    return str(error).strip()
+    except (duckdb.Error, TypeError) as error:
+        raise RequestError(f"Table {name!r} cannot be used in SQL, being a {type(table).__name__}: {error}") from error

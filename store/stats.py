@@ -11,6 +11,18 @@ from .dtypes import StoredDtype
 
 _BLOCK_VALUES = 1 << 20
 
+STATISTICS: dict[str, type] = {
+    "count": int,
+    "nonfinite": int,
+    "mean": float,
+    "variance": float,
+    "min": float,
+    "max": float,
+    "norm": float,
+    "rows": int,
+}
+"""What `value_statistics` gives; numbers that are not counts may be None."""
+
 
 def value_statistics(bits: np.ndarray, dtype: StoredDtype) -> dict[str, Any]:
     """Summarise stored values, (rows, *trailing) raw bits, in float64.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -59,23 +60,23 @@ def label_type(name: str, values: list[Any]) -> pa.DataType:
     raise DataError(f"Label {name!r} mixes {shown}. Give it one type: numbers, text or true/false.")
 
 
-def table_hash(tables: list[pa.Table], columns: tuple[str, ...] | None = None) -> str:
+def table_hash(tables: Iterable[pa.Table], columns: tuple[str, ...] | None = None) -> str:
     """Hash the logical content of tables of one schema: names, types, nulls and values, not file bytes.
 
-    It does not depend on how rows are cut into tables, row groups or files, nor on the library's version.
+    It does not depend on how rows are cut into tables, row groups or files, nor on the library's version. One table
+    is held at a time.
     """
-    if not tables:
-        return hashlib.sha256(b"empty").hexdigest()
-    names = columns or tuple(tables[0].column_names)
-    total = hashlib.sha256()
-    for name in names:
-        kind = tables[0].schema.field(name).type
-        column = hashlib.sha256(json.dumps([name, str(kind)]).encode())
-        for table in tables:
+    digests: dict[str, Any] = {}
+    for table in tables:
+        for name in columns or (tuple(digests) or table.column_names):
+            if name not in digests:
+                kind = table.schema.field(name).type
+                digests[name] = hashlib.sha256(json.dumps([name, str(kind)]).encode())
             for chunk in table.column(name).chunks:
-                _hash_chunk(column, chunk)
-        total.update(column.digest())
-    return total.hexdigest()
+                _hash_chunk(digests[name], chunk)
+    if not digests:
+        return hashlib.sha256(b"empty").hexdigest()
+    return hashlib.sha256(b"".join(d.digest() for d in digests.values())).hexdigest()
 
 
 def _hash_chunk(digest: Any, chunk: pa.Array) -> None:

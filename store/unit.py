@@ -15,11 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import CorruptLakeError
-from .durable import canonical_json, fsync_folder, publish, temporary_name, write_temporary
+from .durable import fsync_folder, publish, sealed_json, temporary_name, write_temporary
 from .layout import unit_name
-from .run import ArraySpec, Run
+from .record import ArraySpec
+from .run import Run
 from .shard import ShardWriter, chunk_checksums, open_shard
 from .stats import value_statistics
+from .unit_record import record_digest
 
 
 class UnitWriter:
@@ -36,14 +38,21 @@ class UnitWriter:
 
     def __enter__(self) -> UnitWriter:
         self.run.scratch.mkdir(exist_ok=True)
-        for array in self.run.record.arrays:
-            path = temporary_name(self.run.scratch, f"{unit_name(self.unit)}.{array.name}")
-            self._shards[array.name] = ShardWriter(path, self.run.layout(array))
+        try:
+            for array in self.run.record.arrays:
+                path = temporary_name(self.run.scratch, f"{unit_name(self.unit)}.{array.name}")
+                self._shards[array.name] = ShardWriter(path, self.run.layout(array))
+        except OSError:  # a full disk, perhaps at the last of many shards
+            self._abandon()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._abandon()
+
+    def _abandon(self) -> None:
         for shard in self._shards.values():
             shard.abandon()
         self._shards.clear()
@@ -103,12 +112,13 @@ class UnitWriter:
                         "kept. Run `layerlake verify`."
                     ) from None
                 temporary.replace(final)
-        temporary.unlink(missing_ok=True)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def _publish_record(self, body: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
         record = body | {"sha256": record_digest(body), "made": made}
         final = self.run.unit_path(self.unit)
-        if not publish(write_temporary(self.run.scratch, final.name, canonical_json(record)), final):
+        if not publish(write_temporary(self.run.scratch, final.name, sealed_json(record)), final):
             existing = self.run.unit_record(self.unit)
             if existing.get("sha256") != record["sha256"]:
                 raise CorruptLakeError(
@@ -116,11 +126,6 @@ class UnitWriter:
                 )
             return existing
         return record
-
-
-def record_digest(body: dict[str, Any]) -> str:
-    """Hash the part of a unit record that two makings of the same unit share."""
-    return hashlib.sha256(canonical_json({k: v for k, v in body.items() if k not in ("sha256", "made")})).hexdigest()
 
 
 def token_bytes(tokens: pa.Table) -> bytes:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from ..errors import LayerlakeError
-from .catalog import connect_catalog
-from .durable import read_json
-from .plan import read_sequences
-from .run import ArraySpec, Run, run_names
+from .catalog import connect_catalog, named_generation
+from .durable import file_sha256
+from .layout import is_run_name, runs_folder
+from .parquet import read_table
+from .plan import read_sequences, read_unit_tokens
+from .run import Run, find_run, run_names
 from .shard import chunk_checksums, open_shard
-from .unit import record_digest
+from .tokens import ROW_FIELDS, table_hash
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,11 @@ def verify_lake(root: Path, run: str | None = None) -> list[Problem]:
     problems: list[Problem] = []
     for name in [run] if run else run_names(root):
         problems += verify_run(Run(root, name))
-    problems += _verify_catalog(root, run)
-    return problems
+    if run is None and runs_folder(root).is_dir():
+        for folder in sorted(runs_folder(root).iterdir()):
+            if not folder.name.endswith(".tmp") and not (is_run_name(folder.name) and (folder / "run.json").is_file()):
+                problems.append(Problem(None, f"runs/{folder.name}/run.json", "is missing, so this is no run"))
+    return problems + [Problem(name, path, what) for name, path, what in _verify_catalog(root, run)]
 
 
 def verify_run(run: Run) -> list[Problem]:
@@ -48,62 +50,53 @@ def verify_run(run: Run) -> list[Problem]:
         return Problem(run.name, str(path.relative_to(run.root)), what)
 
     try:
-        record = run.record
+        found = [problem(path, what) for path, what in _verify_files(run)]
     except LayerlakeError as error:
         return [problem(run.folder / "run.json", str(error))]
-    found: list[Problem] = []
-    try:
-        planned = read_sequences(run.folder / "plan")
-        counts = (planned.num_rows, sum(planned["length"].to_pylist()))
-        if counts != (record.sequences, record.tokens):
-            found.append(problem(run.folder / "plan", f"plans {counts}, the run {record.sequences, record.tokens}"))
-    except LayerlakeError as error:
-        found.append(problem(run.folder / "plan" / "sequences.parquet", str(error)))
-    for array in record.arrays:
-        found += [problem(path, what) for path, what in _verify_metadata(run, array)]
+    if not found:
+        found += [problem(run.folder / "plan", what) for what in _verify_plan(run)]
+    plan_is_whole = not found
     committed = run.committed()
     for unit in sorted(committed):
-        found += [problem(path, what) for path, what in _verify_unit(run, unit)]
+        found += [problem(path, what) for path, what in _verify_unit(run, unit, plan_is_whole)]
     found += [problem(path, what) for path, what in _strangers(run, committed)]
     return found
 
 
-def _verify_metadata(run: Run, array: ArraySpec) -> Iterator[tuple[Path, str]]:
-    path = run.folder / "activations.zarr" / array.name / "zarr.json"
-    layout = run.layout(array)
+def _verify_files(run: Run) -> Iterator[tuple[Path, str]]:
+    """Compare the plan and the arrays' metadata, written with the run, with the hashes in its record."""
+    for name, expected in sorted(run.record.files.items()):
+        path = run.folder / name
+        try:
+            if file_sha256(path) != expected:
+                yield path, "holds other bytes than were written"
+        except LayerlakeError as error:
+            yield path, str(error)
+
+
+def _verify_plan(run: Run) -> Iterator[str]:
+    """Compare what the plan says with the hashes that were asked for."""
+    folder, record = run.folder / "plan", run.record
     try:
-        meta = read_json(path)
-        inner = meta["codecs"][0]["configuration"]["chunk_shape"]
-        seen = (meta["shape"], meta["data_type"], meta["chunk_grid"]["configuration"]["chunk_shape"], inner)
-    except FileNotFoundError:
-        yield path, "is missing"
+        planned = read_sequences(folder)
+        counts = (planned.num_rows, sum(planned["length"].to_pylist()))
+        for columns, expected in ((ROW_FIELDS, record.plan_hash), (None, record.tokens_hash)):
+            if table_hash((read_unit_tokens(folder, u) for u in range(record.units)), columns) != expected:
+                yield "does not give the tokens that the run was made of"
+                break
+    except (LayerlakeError, KeyError, TypeError) as error:
+        yield f"cannot be read: {error}"
         return
-    except (LayerlakeError, KeyError, IndexError, TypeError) as error:
-        yield path, f"cannot be read: {error}"
-        return
-    tail = list(array.shape)
-    rows = run.record.units * run.record.unit_rows
-    expected = ([rows, *tail], array.dtype, [layout.rows, *tail], [layout.chunk_rows, *tail])
-    if seen != expected:
-        yield path, f"describes {seen}, the run {expected}"
+    if counts != (record.sequences, record.tokens):
+        yield f"plans {counts}, the run {record.sequences, record.tokens}"
 
 
-def _verify_unit(run: Run, unit: int) -> Iterator[tuple[Path, str]]:
-    path = run.unit_path(unit)
+def _verify_unit(run: Run, unit: int, plan_is_whole: bool) -> Iterator[tuple[Path, str]]:
     try:
         record = run.unit_record(unit)
-        digest_matches = record["sha256"] == record_digest(record)
-        tokens, rows, arrays = record["tokens"], record["rows"], record["arrays"]
-    except (LayerlakeError, KeyError, TypeError) as error:
-        yield path, f"is not a unit record: {error}"
+    except LayerlakeError as error:
+        yield run.unit_path(unit), str(error)
         return
-    if not digest_matches:
-        yield path, "was changed after it was written"
-        return
-    if record["identity"] != run.record.identity or record["unit"] != unit:
-        yield path, "belongs to another run or unit"
-    if unit >= run.record.units:
-        yield path, f"is beyond the run's {run.record.units} units"
     for array in run.record.arrays:
         shard = run.shard_path(array, unit)
         layout = run.layout(array)
@@ -112,65 +105,82 @@ def _verify_unit(run: Run, unit: int) -> Iterator[tuple[Path, str]]:
         except LayerlakeError as error:
             yield shard, str(error)
             continue
-        expected = arrays.get(array.name, {}).get("crc32c")
-        wrong = [i for i, c in enumerate(checksums) if expected is None or c != expected[i]]
+        pairs = zip(checksums, record["arrays"][array.name]["crc32c"], strict=True)
+        wrong = [i for i, (seen, expected) in enumerate(pairs) if seen != expected]
         if wrong:
             first = unit * run.record.unit_rows + wrong[0] * layout.chunk_rows
             yield shard, f"holds other values than were written, from row {first} on ({len(wrong)} chunks)"
-    yield from _verify_tokens(run, unit, tokens, rows)
-
-
-def _verify_tokens(run: Run, unit: int, expected: dict[str, object], rows: int) -> Iterator[tuple[Path, str]]:
     path = run.tokens_path(unit)
     try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        yield path, "is missing, although its unit is committed"
-        return
-    if hashlib.sha256(content).hexdigest() != expected["sha256"]:
-        yield path, "holds other bytes than were written"
-        return
-    try:
-        stored = pq.read_metadata(pa.BufferReader(content)).num_rows
-    except pa.ArrowException as error:
-        yield path, f"cannot be read: {error}"
-        return
-    if stored != rows:
-        yield path, f"has {stored} rows, its unit {rows}"
+        if file_sha256(path) != record["tokens"]["sha256"]:
+            yield path, "holds other bytes than were written"
+            return
+        table = read_table(path)
+        planned = read_unit_tokens(run.folder / "plan", unit) if plan_is_whole else table
+        if table.num_rows != record["rows"] or table_hash([table]) != table_hash([planned]):
+            yield path, "holds other tokens than the plan gives its unit"
+    except LayerlakeError as error:
+        yield path, str(error)
 
 
 def _strangers(run: Run, committed: set[int]) -> Iterator[tuple[Path, str]]:
     """Find files that no committed unit accounts for; those of planned units are remnants, the rest foreign."""
-    owned = {run.shard_path(a, u): u for a in run.record.arrays for u in range(run.record.units)}
-    owned |= {run.tokens_path(u): u for u in range(run.record.units)}
-    zarr_root = run.folder / "activations.zarr"
-    for path in sorted([*zarr_root.rglob("*"), *(run.folder / "tokens").iterdir()]):
-        if path.is_dir() or path.name == "zarr.json":
+    arrays = {a.name: a for a in run.record.arrays}
+    folders = [run.folder / "activations.zarr", *(run.folder / "activations.zarr" / name for name in arrays)]
+    folders += [run.folder / "tokens", run.folder / "units"]
+    for path in sorted(p for f in folders if f.is_dir() for p in f.iterdir()):
+        if path in folders or str(path.relative_to(run.folder)) in run.record.files:
             continue
-        unit = owned.get(path)
-        if unit is None:
+        digits = re.search(r"\d+", path.name)
+        unit = int(digits[0]) if digits else -1
+        array = arrays.get(path.parent.name)
+        owned = run.shard_path(array, unit) if array else run.tokens_path(unit)
+        if path.parent.name == "units":
+            owned = run.unit_path(unit)
+        if path != owned or not 0 <= unit < run.record.units:
             yield path, "does not belong to this run"
         elif unit not in committed:
             yield path, f"is a remnant: unit {unit} is not committed (extracting again completes it)"
 
 
-def _verify_catalog(root: Path, only: str | None) -> Iterator[Problem] | list[Problem]:
-    pointer = root / "catalog.json"
+def _verify_catalog(root: Path, only: str | None) -> Iterator[tuple[str | None, str, str]]:
+    """Compare the catalog with its hash, with what is committed and with the results; a lake may have none."""
     try:
-        with connect_catalog(root) as connection:
-            counted = connection.execute("SELECT run, count(*), sum(rows) FROM units GROUP BY run").fetchall()
-            tokens = dict(connection.execute("SELECT run, count(*) FROM tokens GROUP BY run").fetchall())
+        generation = named_generation(root)
+        if generation is None:
+            return
     except LayerlakeError as error:
-        return [Problem(None, "catalog.json", str(error))]
-    found = []
-    indexed = {name: units for name, units, _ in counted}
-    for name in [only] if only else sorted({*indexed, *run_names(root)}):
-        present = len(Run(root, name).committed()) if (root / "runs" / name / "run.json").is_file() else 0
-        if indexed.get(name, 0) != present:
-            what = f"indexes {indexed.get(name, 0)} units of run {name}, {present} are committed: `layerlake index`"
-            found.append(Problem(name, str(pointer.relative_to(root)), what))
-    for name, _, rows in counted:
-        if tokens.get(name, 0) != rows and (only is None or name == only):
-            what = f"holds {tokens.get(name, 0)} tokens of run {name}, its units {rows}: `layerlake index`"
-            found.append(Problem(name, str(pointer.relative_to(root)), what))
-    return found
+        yield None, "catalog.json", str(error)
+        return
+    name = str(generation.path.relative_to(root))
+    try:
+        if file_sha256(generation.path) != generation.sha256:
+            yield None, name, "holds other bytes than were written: `layerlake index` rebuilds it"
+            return
+        with connect_catalog(root) as connection:
+            indexed: dict[str, set[int]] = {}
+            for run, unit in connection.execute("SELECT run, unit FROM units").fetchall():
+                indexed.setdefault(run, set()).add(unit)
+            results = connection.execute("SELECT name, sha256 FROM result_files ORDER BY name").fetchall()
+    except LayerlakeError as error:
+        if generation.path.exists():
+            yield None, name, str(error)
+        return
+    for run in [only] if only else sorted({*indexed, *run_names(root)}):
+        present = find_run(root, run)
+        committed = present.committed() if present else set()
+        held = indexed.get(run, set())
+        if present:
+            for unit in sorted(held - committed):
+                path = present.unit_path(unit).relative_to(root)
+                yield run, str(path), "is missing, although the catalog has its unit"
+        if held != committed:
+            what = f"indexes {len(held)} units of run {run}, {len(committed)} are committed: `layerlake index`"
+            yield run, "catalog.json", what
+    for stem, expected in results if only is None else ():
+        path = root / "results" / f"{stem}.parquet"
+        try:
+            if file_sha256(path) != expected:
+                yield None, str(path.relative_to(root)), "holds other bytes than were indexed"
+        except LayerlakeError as error:
+            yield None, str(path.relative_to(root)), str(error)

@@ -7,10 +7,11 @@ zarr-python 3.1 has no bfloat16 of its own. With layerlake installed it opens ou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
+from zarr.core.dtype.common import EndiannessStr
 from zarr.core.dtype.npy.float import BaseFloat
 from zarr.dtype import data_type_registry
 
@@ -24,7 +25,7 @@ class BFloat16(BaseFloat[Any, Any]):
     dtype_cls = type(_NATIVE)
     _zarr_v3_name: ClassVar[str] = "bfloat16"
     _zarr_v2_names: ClassVar[tuple[str, ...]] = ()
-    endianness: Literal["little", "big"] = "little"
+    endianness: EndiannessStr = "little"
 
     @classmethod
     def from_native_dtype(cls, dtype: Any) -> BFloat16:

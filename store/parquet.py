@@ -1,0 +1,38 @@
+"""Reading Parquet files of a lake: what cannot be read is named, whatever is wrong with it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import CorruptLakeError
+
+
+def read_table(path: Path) -> pa.Table:
+    """Read a Parquet file; `CorruptLakeError` names one that cannot be read."""
+    with _named(path), pq.ParquetFile(path) as file:
+        return file.read()
+
+
+def read_row_group(path: Path, group: int) -> pa.Table:
+    """Read one row group of a Parquet file; `CorruptLakeError` names a file that cannot be read."""
+    with _named(path), pq.ParquetFile(path) as file:
+        return file.read_row_group(group)
+
+
+def read_schema(path: Path) -> pa.Schema:
+    """Read the columns of a Parquet file; `CorruptLakeError` names one that cannot be read."""
+    with _named(path):
+        return pq.read_schema(path)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
+        raise CorruptLakeError(f"{path} cannot be read ({error}). Run `layerlake verify`.") from error

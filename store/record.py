@@ -1,0 +1,160 @@
+"""The record of a run: what was asked of one extraction, and the numbers that follow from it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import CorruptLakeError, SettingsDifferError
+from .dtypes import stored_dtype
+from .durable import canonical_json
+from .layout import check_run_name
+from .shard import ShardLayout
+
+_CHUNK_BYTES = 1 << 20
+_SITE = re.compile(r"[^./\x00][^/\x00]{0,149}")  # it names a folder
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One array of a run: a site at a layer (None where the site belongs to none), a row a token."""
+
+    site: str
+    layer: int | None
+    dtype: str
+    shape: tuple[int, ...]
+    """The trailing shape of a row; (width,) for the residual stream."""
+
+    @property
+    def name(self) -> str:
+        """The array's folder in the run's Zarr group."""
+        return self.site if self.layer is None else f"{self.site}-{self.layer}"
+
+    def check(self) -> None:
+        """Raise `ValueError`, saying why, unless this can be an array of a run."""
+        if not isinstance(self.site, str) or not _SITE.fullmatch(self.site):
+            raise ValueError(f"{self.site!r} cannot name a site")
+        if self.layer is not None:
+            _check_whole("layer", self.layer, 0, 1 << 31)
+        for size in self.shape:
+            _check_whole("size of an axis", size, 1, 1 << 31)
+        stored_dtype(self.dtype)
+
+    def layout(self, unit_rows: int) -> ShardLayout:
+        """Give the geometry of a shard; inner chunks are the largest power of two of rows within 1 MiB."""
+        dtype = stored_dtype(self.dtype)
+        row_bytes = math.prod(self.shape) * dtype.itemsize
+        chunk = 1 << max(0, (_CHUNK_BYTES // row_bytes).bit_length() - 1)
+        return ShardLayout(unit_rows, min(unit_rows, chunk), self.shape, dtype)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What run.json says: everything that can change a stored byte, and the numbers that follow from it."""
+
+    name: str
+    settings: dict[str, Any]
+    arrays: tuple[ArraySpec, ...]
+    unit_rows: int
+    units: int
+    sequences: int
+    tokens: int
+    plan_hash: str
+    """Hash of which tokens stand in which rows; runs that share it can be joined by row."""
+    tokens_hash: str
+    """Hash of the whole token table, labels and spans included."""
+    source: dict[str, Any]
+    """Where model and data were found, for people and for loading again; not part of the identity."""
+    created: str
+    created_by: str
+    files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of the files that are written with the run and never again, by their path in the run's folder."""
+
+    @property
+    def identity(self) -> str:
+        """Hash of everything that can change a stored byte of this run."""
+        parts = {
+            "settings": self.settings,
+            "arrays": [asdict(a) for a in self.arrays],
+            "unit_rows": self.unit_rows,
+            "tokens_hash": self.tokens_hash,
+        }
+        return hashlib.sha256(canonical_json(parts)).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the content of run.json."""
+        return asdict(self) | {"identity": self.identity}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any], path: Path) -> RunRecord:
+        """Read the content of run.json; `CorruptLakeError` when it cannot be a run's."""
+        try:
+            fields = {k: v for k, v in value.items() if k != "identity"}
+            arrays = tuple(ArraySpec(**(a | {"shape": tuple(a["shape"])})) for a in fields.pop("arrays"))
+            record = cls(arrays=arrays, **fields)
+            record.check()
+            if record.identity != value["identity"]:
+                raise ValueError("its identity is not that of its settings")
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise CorruptLakeError(f"{path} does not describe a run ({error}). Run `layerlake verify`.") from error
+        return record
+
+    def check(self) -> None:
+        """Raise `ValueError`, saying why, unless this record can be one of a run."""
+        check_run_name(self.name)
+        for name in ("unit_rows", "units", "sequences", "tokens"):
+            _check_whole(name, getattr(self, name), 0, 1 << 50)
+        if self.unit_rows < 1 or self.unit_rows & (self.unit_rows - 1):
+            raise ValueError(f"{self.unit_rows} rows a unit is not a power of two")
+        for name in ("plan_hash", "tokens_hash", "created", "created_by"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} is not text")
+        parts = (self.settings, self.settings.get("model", {}), self.source, self.files)
+        if not all(isinstance(part, dict) for part in parts):
+            raise ValueError("settings, model, source or files are not objects")
+        for array in self.arrays:
+            array.check()
+        if len({a.name for a in self.arrays}) < len(self.arrays):
+            raise ValueError("two arrays have one name")
+
+    def check_same(self, asked: RunRecord) -> None:
+        """Raise `SettingsDifferError`, naming what differs, unless `asked` would write the same bytes."""
+        if asked.identity == self.identity:
+            return
+        mine, theirs = _flat(self), _flat(asked)
+        lines = [
+            f"{key}: the run has {mine.get(key)!r}, asked was {theirs.get(key)!r}"
+            for key in sorted(mine.keys() | theirs.keys())
+            if mine.get(key) != theirs.get(key)
+        ]
+        raise SettingsDifferError(
+            f"Run {self.name!r} exists and was made with other settings ({'; '.join(lines[:6])}"
+            f"{'; and more' if len(lines) > 6 else ''}). Choose another name with --run."
+        )
+
+
+def _flat(record: RunRecord) -> dict[str, Any]:
+    flat: dict[str, Any] = {
+        "sites": ", ".join(f"{a.name} {a.dtype} {a.shape}" for a in record.arrays),
+        "unit_rows": record.unit_rows,
+        "token table": record.tokens_hash[:12],
+    }
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                walk(f"{prefix}.{key}" if prefix else key, inner)
+        else:
+            flat[prefix] = value
+
+    walk("", record.settings)
+    return flat
+
+
+def _check_whole(name: str, value: object, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value < high:
+        raise ValueError(f"{name} {value!r} is not a whole number of at least {low} and below {high}")
