@@ -149,7 +149,7 @@ def exclusive_lock(path: Path, busy: str, *, wait: bool = False) -> Iterator[Non
             fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise RunLockedError(busy.format(holder=holder)) from None
+            raise RunLockedError(busy.replace("{holder}", holder)) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
         yield

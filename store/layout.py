@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from pathlib import Path
 
 from ..errors import CorruptLakeError, LakeFormatError, RequestError
-from .durable import canonical_json, publish, read_json, write_temporary
+from .durable import canonical_json, fsync_folder, publish, read_json, write_temporary
 
 FORMAT_VERSION = 1
+_LAKE_FOLDERS = ("runs", "catalog", "artifacts", "results")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -59,20 +59,24 @@ def check_lake(root: Path) -> None:
 
 
 def make_lake(root: Path) -> None:
-    """Make `root` a lake unless it is one; a folder with other things in it is refused."""
-    if (root / "lake.json").exists():
-        check_lake(root)
-        return
+    """Make `root` a lake unless it is one; a folder with other things in it is refused.
+
+    Several processes may do it at once, and one that is killed on the way leaves what the next one completes: the
+    folders come first, lake.json, which makes it a lake, last.
+    """
     if root.exists() and not root.is_dir():
         raise RequestError(f"{root} is a file; a lake is a folder.")
-    if root.exists() and any(not entry.name.endswith(".tmp") for entry in root.iterdir()):
-        raise RequestError(f"{root} holds other things and no lake.json: name an empty or a new folder.")
     root.mkdir(parents=True, exist_ok=True)
-    marker = canonical_json({"format": "layerlake", "version": FORMAT_VERSION})
-    publish(write_temporary(root, "lake.json", marker), root / "lake.json")
-    for folder in ("runs", "catalog", "artifacts", "results"):
-        with contextlib.suppress(FileExistsError):
-            (root / folder).mkdir()
+    strangers = [e.name for e in root.iterdir() if e.name not in _LAKE_FOLDERS and not e.name.endswith(".tmp")]
+    if not (root / "lake.json").exists():
+        if strangers and strangers != ["lake.json"]:
+            raise RequestError(f"{root} holds other things and no lake.json: name an empty or a new folder.")
+        for folder in _LAKE_FOLDERS:
+            (root / folder).mkdir(exist_ok=True)
+        fsync_folder(root)
+        marker = canonical_json({"format": "layerlake", "version": FORMAT_VERSION})
+        publish(write_temporary(root, "lake.json", marker), root / "lake.json")
+    check_lake(root)
 
 
 def runs_folder(root: Path) -> Path:
