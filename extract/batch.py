@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 Padding = Literal["right", "left", "none"]
@@ -49,6 +50,12 @@ class Batch:
         """Cut sequence `index`'s own tokens out of `values`, a tensor or array of (batch, time, ...)."""
         length = self.lengths[index]
         return values[index, -length:] if self.padding == "left" else values[index, :length]
+
+
+def split_sequences(tokens: pa.Table) -> list[np.ndarray]:
+    """Give the token ids of each sequence of a unit's token table, in order."""
+    ids, seqs = tokens["token_id"].to_numpy(), tokens["seq"].to_numpy()
+    return np.split(ids, np.flatnonzero(np.diff(seqs)) + 1)
 
 
 def plan_batches(lengths: Sequence[int], batch_tokens: int, padding: Padding) -> list[list[int]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ..store.create import create_run
 from ..store.dtypes import stored_dtype
 from ..store.layout import check_lake, check_run_name, lake_path
 from ..store.run import Run, RunRecord, find_run
+from .batch_check import check_batches
 from .data import data_digest, read_documents
 from .engine import Engine, Item, Job, make_engine
 from .labels import load_labeler
@@ -85,7 +87,7 @@ def extract(
 
     The same call again does only what is missing: a finished run is left as it is, a broken one is completed to the
     same bytes. A run of that name made with other settings is refused. Nothing is written before the data are read,
-    the model is loaded and the plan is made.
+    the model is loaded, the plan is made, and a planned batch has given what its sequences give alone.
 
     `model` is a local Hugging Face folder, a hub name, or ``package.module:function``. `data` is a .txt or .jsonl
     file, or a folder or glob of source files. `sites` and `layers` choose arrays (layers: all). `dtype` is the stored
@@ -112,12 +114,8 @@ def extract(
         data, text_column=text_column, label_columns=tuple(label_columns), split_column=split_column
     )
     source = ModelSource(model, revision, model_dtype, trust_remote_code)
-    limit = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with _torch_threads(threads):
         loaded = load_model(source, device=device, import_path=import_path)
-    finally:
-        torch.set_num_threads(limit)
     sequences, warnings = make_sequences(
         documents,
         loaded.tokenizer,
@@ -130,6 +128,7 @@ def extract(
     plan = make_plan(documents, sequences, unit_rows)
     if plan.waste > _WASTE_WARNING:
         warnings.append(f"{plan.waste:.0%} of the planned rows stay unused; shorter windows (--window) waste less.")
+    side = choose_padding(loaded, padding)
     record = RunRecord(
         name=run or default_name(source, data),
         settings={
@@ -137,7 +136,7 @@ def extract(
             "data": data_digest(documents),
             "window": window,
             "labels": sorted(labels),
-            "padding": choose_padding(loaded, padding),
+            "padding": side,
             "batch_tokens": batch_tokens,
             "compute": compute_settings(threads, device),
         },
@@ -157,10 +156,20 @@ def extract(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         created_by=__version__,
     )
-    target = find_run(root, record.name) or create_run(root, record, plan.sequences, plan.units)
-    target.record.check_same(record)
+    target = find_run(root, record.name)
+    if target:
+        target.record.check_same(record)
+    if target is None or len(target.committed()) < record.units:
+        with _torch_threads(threads):
+            check_batches(loaded, [loaded.point(a.site, a.layer) for a in arrays], plan.units, batch_tokens, side)
     del loaded
-    with chosen, target.driver_lock():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(chosen)
+        if target is None:
+            chosen.open()  # nothing is written when the engine cannot start
+            target = create_run(root, record, plan.sequences, plan.units)
+            target.record.check_same(record)  # another process may have made it meanwhile
+        stack.enter_context(target.driver_lock())
         spec = {"lake": str(root), "run": target.name, "model": loadable(source), "device": device}
         spec["import_path"] = list(import_path)
         outcome = _run_units(target, plan, spec, chosen, import_path)
@@ -176,6 +185,17 @@ def extract(
         warnings=warnings + outcome.pop("warnings"),
         **outcome,
     )
+
+
+@contextlib.contextmanager
+def _torch_threads(threads: int) -> Iterator[None]:
+    """Have torch compute with as many threads in the driver as in its workers."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _run_units(

@@ -26,6 +26,8 @@ from typing import Any, Protocol, Self
 
 from ..errors import RequestError, UnknownNameError
 
+MOST_THREADS = 1024
+
 Record = dict[str, Any]
 OnRecord = Callable[[str, Record], None]
 
@@ -83,6 +85,10 @@ class Engine(Protocol):
     workers: int
     threads: int
 
+    def open(self) -> None:
+        """Start what jobs need, now and not at the first job; opening twice does nothing."""
+        ...
+
     def run(self, job: Job, on_record: OnRecord | None = None) -> JobReport:
         """Run every item of `job`; raise a ``JobError`` that names the items that failed for good."""
         ...
@@ -115,6 +121,8 @@ def make_engine(
     for what, count in (("workers", workers), ("threads", threads)):
         if count < 1:
             raise RequestError(f"An engine needs at least 1 of {what}, not {count}.")
+    if threads > MOST_THREADS:  # torch crashes the process when it cannot start them
+        raise RequestError(f"A worker computes with at most {MOST_THREADS} threads, not {threads}.")
     if name == "inline":
         from .inline_engine import InlineEngine
 

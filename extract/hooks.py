@@ -51,7 +51,7 @@ class SiteHooks:
         self._handles: list[Any] = []
 
     def __enter__(self) -> SiteHooks:
-        modules = dict(self.model.named_modules())
+        modules = dict(self.model.named_modules(remove_duplicate=False))
         try:
             for point in self.points:
                 if point.module not in modules:

@@ -47,6 +47,9 @@ class InlineEngine:
                 ledger.settle(task, read_reply(reply))
         return ledger.close()
 
+    def open(self) -> None:
+        """Do nothing: there is nothing to start."""
+
     def close(self) -> None:
         """Do nothing: there is nothing to let go of."""
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from ..errors import DataError, RequestError, UnknownNameError
+from ..errors import DataError, LayerlakeError, RequestError, UnknownNameError
 from .code_depth import code_depth
 
 
@@ -35,7 +35,7 @@ def load_labeler(name: str) -> Labeler:
         raise UnknownNameError.of("labeler", name, [*BUILT_IN, "package.module:function"])
     try:
         module = importlib.import_module(module_name)
-    except (ImportError, ValueError) as error:
+    except Exception as error:  # importing runs code of the user's own
         raise RequestError(
             f"The labeler {name!r} cannot be imported: {error}. Install its package or add its folder to PYTHONPATH."
         ) from error
@@ -54,7 +54,12 @@ def token_labels(
     """Call a labeler on one document and check its answer; NumPy scalars become Python ones."""
     if text is None:
         raise DataError(f"The document {document} is token ids, and the labeler {name!r} reads text. Give text.")
-    labels = list(labeler(document, text, start, end))
+    try:
+        labels = list(labeler(document, text, start, end))
+    except LayerlakeError:
+        raise
+    except Exception as error:
+        raise DataError(f"The labeler {name!r} failed on {document} with {type(error).__name__}: {error}") from error
     if len(labels) != len(start):
         raise RequestError(
             f"The labeler {name!r} gave {len(labels)} labels for the {len(start)} tokens of {document}. It"

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from ..errors import LayerlakeError, MissingExtraError, ModelError, RequestError
+from ..errors import LayerlakeError, MissingExtraError, ModelError, RequestError, UnknownNameError, WorldError
 from .architectures import architecture_of, site_points
 from .batch import Batch
 from .fingerprint import source_hash, tokenizer_hash, weights_fingerprint
 from .hooks import Edit, SiteHooks, SitePoint
 from .torch_model import TorchModel
+from .trial import one_line, settle_points
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -78,8 +78,6 @@ class LoadedModel:
 
     def point(self, site: str, layer: int | None) -> SitePoint:
         """Find a point by site and layer; the error lists what the model has."""
-        from ..errors import UnknownNameError
-
         of_site = [p for p in self.points if p.site == site]
         if not of_site:
             raise UnknownNameError.of("site", site, dict.fromkeys(p.site for p in self.points), " in this model")
@@ -102,6 +100,14 @@ class LoadedModel:
         with hooks, torch.inference_mode():
             output = self.forward(batch)
         hooks.check()
+        for name, value in hooks.values.items():
+            expected = (*batch.input_ids.shape, *self.shapes.get(name, ()))
+            if name in self.shapes and tuple(value.shape) != expected:
+                raise ModelError(
+                    f"Site {name} has the shape {tuple(value.shape)} for {len(batch.lengths)} sequences of "
+                    f"{expected[1]} tokens, not {expected}: the model cuts or adds tokens, so which token a row "
+                    "belongs to is not clear."
+                )
         return hooks.values, output
 
 
@@ -113,15 +119,20 @@ def load_model(source: ModelSource, *, device: str = "cpu", import_path: Sequenc
     """
     if source.dtype not in _DTYPES:
         raise RequestError(f"{source.dtype!r} is not a model dtype; use one of {', '.join(_DTYPES)}.")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA raises an AssertionError
-        raise RequestError(f"Device {device!r} cannot be used here: {_sentence(error)}.") from error
+    check_device(device)
     model = _load_function(source, import_path) if source.is_function else _load_hugging_face(source)
     model.module.to(device)
     model.device = device
-    _trial(model)
+    settle_points(model)
     return model
+
+
+def check_device(device: str) -> None:
+    """Raise `RequestError` for a device that is neither cpu nor cuda, `WorldError` for one that is not there."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise RequestError(f"{device!r} is not a device; use cpu or cuda.")
+    if device != "cpu" and int(device.partition(":")[2] or 0) >= torch.cuda.device_count():
+        raise WorldError(f"This process sees no device {device}: use --device cpu, or a torch built for your GPU.")
 
 
 def _load_function(source: ModelSource, import_path: Sequence[str]) -> LoadedModel:
@@ -137,25 +148,28 @@ def _load_function(source: ModelSource, import_path: Sequence[str]) -> LoadedMod
         raise RequestError(f"{source.name} cannot be called: {error}") from error
     except LayerlakeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a user's function may also call exit()
         raise ModelError(f"{source.name} failed with {type(error).__name__}: {error}") from error
     if not isinstance(made, (torch.nn.Module, TorchModel)):
         raise ModelError(f"{source.name} returned {type(made).__name__}, not a torch module or a TorchModel.")
     wrapped = made if isinstance(made, TorchModel) else TorchModel(made)
     module = wrapped.module.eval()
+    points = wrapped.points()
     if source.dtype != "auto":
         module.to(getattr(torch, source.dtype))
     return LoadedModel(
         source,
         module,
         wrapped.forward,
-        wrapped.points(),
+        points,
         tuple(wrapped.padding),
         wrapped.tokenizer,
         wrapped.table_size(),
         wrapped.max_length,
         {
             "kind": "function",
+            "function": source.name,
+            "modules": {p.name: p.module for p in points},
             "code": source_hash(module_name),
             "tokenizer": tokenizer_hash(wrapped.tokenizer),
             "fingerprint": weights_fingerprint(module),
@@ -165,6 +179,10 @@ def _load_function(source: ModelSource, import_path: Sequence[str]) -> LoadedMod
 
 
 def _load_hugging_face(source: ModelSource) -> LoadedModel:
+    if not source.name.strip() or ":" in source.name:
+        raise RequestError(
+            f"{source.name!r} names no model: give a folder, a hub name, or a function as package.module:function."
+        )
     folder = Path(source.name).expanduser()
     looks_local = folder.exists() or source.name.startswith((".", "/", "~"))
     if looks_local and not (folder / "config.json").is_file():
@@ -186,13 +204,14 @@ def _load_hugging_face(source: ModelSource) -> LoadedModel:
                 dtype=source.dtype,
                 use_safetensors=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
                 **options,
             )
         except LayerlakeError:
             raise
         except Exception as error:
-            raise ModelError(f"{source.name} does not load as a model: {_sentence(error)}") from error
-        _check_weights(source, module, report)
+            raise ModelError(f"{source.name} does not load as a model: {one_line(error)}") from error
+        _check_weights(source, module, report, architecture.blocks)
         tokenizer = _load_tokenizer(transformers, name, options, looks_local)
     module.eval()
 
@@ -223,15 +242,22 @@ def _load_hugging_face(source: ModelSource) -> LoadedModel:
     )
 
 
-def _check_weights(source: ModelSource, module: torch.nn.Module, report: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint that leaves weights at random values, which would give plausible activations."""
+def _check_weights(source: ModelSource, module: torch.nn.Module, report: Mapping[str, Any], blocks: str) -> None:
+    """Refuse a checkpoint that does not fit its configuration, which would give plausible activations.
+
+    Weights that it lacks would be random numbers; blocks that it has too many would be left out in silence.
+    """
     missing = {k for k in report["missing_keys"] if not k.startswith("pooler.")}
-    wrong = sorted(missing) or sorted(str(k) for k in report["mismatched_keys"])
-    if wrong:
-        raise ModelError(
-            f"{source.name} lacks weights of its architecture ({', '.join(wrong[:3])}"
-            f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}); they would be random numbers."
-        )
+    sizes = [k if isinstance(k, str) else k[0] for k in report["mismatched_keys"]]
+    stray = [k for k in report["unexpected_keys"] if re.search(rf"(^|\.){re.escape(blocks)}\.\d+\.", k)]
+    for wrong, what in (
+        (missing, "lacks weights of its architecture ({}); they would be random numbers."),
+        (sizes, "has weights of other sizes than its config.json says ({}); they would be random numbers."),
+        (stray, "has weights that its config.json has no block for ({}); they would be left out."),
+    ):
+        if wrong:
+            shown = ", ".join(sorted(wrong)[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+            raise ModelError(f"{source.name} {what.format(shown)}")
     if missing != set(report["missing_keys"]) and hasattr(module, "pooler"):
         # the checkpoint has none, and no site lies behind it
         module.pooler = None  # pyright: ignore[reportArgumentType]
@@ -244,56 +270,12 @@ def _load_tokenizer(transformers: Any, name: str, options: dict[str, Any], local
     try:
         return transformers.AutoTokenizer.from_pretrained(name, **options)
     except Exception as error:
-        raise ModelError(f"The tokenizer of {name} does not load: {_sentence(error)}") from error
-
-
-def _trial(model: LoadedModel) -> None:
-    """Run two small forwards of unlike shapes; settles the axes, shape and dtype of every point by looking.
-
-    A module that never runs is an error naming it. The batch is never as large as the time here, which leaves no
-    doubt which axis of an output is which, also where real batches happen to be square.
-    """
-    points = model.points
-    for batch_size, time in ((4, 3), (7, 5)):
-        length = min(time, model.max_length or time)
-        batch = Batch.of([np.zeros(length, np.int64)] * batch_size, "none", model.device)
-        try:
-            values, _ = model.run(batch, points)
-        except LayerlakeError:
-            raise
-        except Exception as error:
-            raise ModelError(
-                f"{model.source.name} fails on {batch_size} sequences of {length} tokens with "
-                f"{type(error).__name__}: {_sentence(error)}"
-            ) from error
-        settled = []
-        for point in points:
-            value = values[point.name]
-            seen = tuple(value.shape[:2])
-            if value.ndim < 3 or seen not in ((batch_size, length), (length, batch_size)):
-                raise ModelError(
-                    f"Site {point.name}: module {point.module!r} returned {tuple(value.shape)} for {batch_size} "
-                    f"sequences of {length} tokens; it must be (batch, time, ...) or (time, batch, ...)."
-                )
-            swapped = seen == (length, batch_size)
-            if point.time_first and swapped:
-                raise ModelError(f"Site {point.name}: the axes of module {point.module!r} change from call to call.")
-            if swapped:
-                point = SitePoint(point.site, point.layer, point.module, time_first=True)
-            model.shapes[point.name] = tuple(value.shape[2:])
-            model.dtypes[point.name] = str(value.dtype).removeprefix("torch.")
-            settled.append(point)
-        points = settled
-    model.points = points
+        raise ModelError(f"The tokenizer of {name} does not load: {one_line(error)}") from error
 
 
 def _dtype_of(module: torch.nn.Module) -> str:
     kinds = dict.fromkeys(str(p.dtype).removeprefix("torch.") for p in module.parameters())
     return ", ".join(kinds) or "none"
-
-
-def _sentence(error: Exception) -> str:
-    return " ".join(str(error).split())[:400] or type(error).__name__
 
 
 @contextlib.contextmanager

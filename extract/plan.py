@@ -16,6 +16,7 @@ from .data import Document, default_split
 from .windows import Sequence
 
 SMALLEST_UNIT_FACTOR = 8
+LARGEST_UNIT = 1 << 20
 _LARGEST_DEFAULT_UNIT = 16_384
 _SMALLEST_DEFAULT_UNIT = 256
 _DEFAULT_UNITS = 16
@@ -45,11 +46,16 @@ def choose_unit_rows(lengths: SequenceOf[int], asked: int | None = None) -> int:
     and at most 16,384 rows, above which scattered reads become slower.
     """
     smallest = _power_of_two(SMALLEST_UNIT_FACTOR * max(lengths))
+    largest = max(LARGEST_UNIT, smallest)
     if asked is None:
         share = _power_of_two(max(1, sum(lengths) // _DEFAULT_UNITS))
         return max(smallest, min(_LARGEST_DEFAULT_UNIT, max(_SMALLEST_DEFAULT_UNIT, share)))
     if asked < 1 or asked & (asked - 1):
         raise RequestError(f"A unit has a power of two of rows, not {asked}.")
+    if asked > largest:
+        raise RequestError(
+            f"A unit of {asked} rows is too large to be written and retried whole; use at most {largest}."
+        )
     if asked < smallest:
         raise RequestError(
             f"A unit of {asked} rows is less than {SMALLEST_UNIT_FACTOR} times the longest sequence "

@@ -28,7 +28,7 @@ PLACE_SECONDS_GIVEN = 900  # the same on a cluster that may have to grow first
 class RayEngine:
     """Runs the items of a job on `workers` Ray actors, with the semantics that all engines share.
 
-    The connection is made at the first job that has an item, and held until `close`. With `device` "cuda"
+    The connection is made by `open` or at the first job that has an item, and held until `close`. With `device` "cuda"
     each actor asks for one GPU.
     """
 
@@ -41,15 +41,20 @@ class RayEngine:
         self.address = address
         self._cluster: RayCluster | None = None
 
+    def open(self) -> None:
+        """Start the engine's own cluster, or connect to the one that was given."""
+        if self._cluster is None:
+            cluster = RayCluster(cpus=self.workers, address=self.address)
+            cluster.open()
+            self._cluster = cluster
+
     def run(self, job: Job, on_record: OnRecord | None = None) -> JobReport:
         """Run every item of `job`; raise a ``JobError`` that names the items that failed for good."""
         ledger = Ledger(job, on_record)
         if not ledger.fill(1):
             return ledger.close()
-        if self._cluster is None:
-            cluster = RayCluster(cpus=self.workers, address=self.address)
-            cluster.open()
-            self._cluster = cluster
+        self.open()
+        assert self._cluster is not None
         crew = _Crew(self, self._cluster, job, ledger)
         try:
             crew.work()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -13,22 +13,29 @@ class LayeredRNN(nn.Module):
 
     torch runs all layers of a stack in one fused call, whose inner outputs no hook can see. This module takes the
     same arguments and gives the same outputs in evaluation mode (dropout between layers is off there), and has one
-    module a layer: `layers.0`, `layers.1`, ... It has the wrapped module's `batch_first`.
+    module a layer: `layers.0`, `layers.1`, ... It has the wrapped module's `batch_first`, `num_layers` and the other
+    facts that a model asks its recurrent module for, to make an initial state.
     """
+
+    FACTS = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional", "proj_size")
 
     def __init__(self, stacked: nn.RNNBase) -> None:
         super().__init__()
         self.mode = stacked.mode
-        self.batch_first = stacked.batch_first
+        for fact in self.FACTS:
+            setattr(self, fact, getattr(stacked, fact))
         self.directions = 2 if stacked.bidirectional else 1
         self.layers = nn.ModuleList(_single(stacked, i) for i in range(stacked.num_layers))
 
-    def forward(self, x: Any, state: Any = None) -> Any:
-        """Run all layers on `x`, (batch, time, features) or as `batch_first` says; packed sequences too."""
-        finals = []
+    def flatten_parameters(self) -> None:
+        """Do nothing, as the wrapped module does on a CPU: it is about how weights lie in a GPU's memory."""
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """Run all layers on `input`, (batch, time, features) or as `batch_first` says; packed sequences too."""
+        x, finals = input, []
         for i, layer in enumerate(self.layers):
             part = slice(i * self.directions, (i + 1) * self.directions)
-            own = None if state is None else tuple(s[part] for s in state) if self.mode == "LSTM" else state[part]
+            own = None if hx is None else tuple(s[part] for s in hx) if self.mode == "LSTM" else hx[part]
             x, final = layer(x, own)
             finals.append(final)
         if self.mode == "LSTM":
@@ -66,11 +73,22 @@ def _layer_of(name: str) -> int:
 
 
 def take_apart(model: nn.Module) -> nn.Module:
-    """Replace every stacked recurrent module inside `model` by a `LayeredRNN`; returns the model."""
-    if isinstance(model, nn.RNNBase) and model.num_layers > 1:
+    """Replace every stacked recurrent module inside `model` by a `LayeredRNN`; returns the model.
+
+    Left whole are those that do more than torch's own: a subclass, one with hooks, one with reparametrized weights.
+    """
+    if _is_plain_stack(model):
         return LayeredRNN(model)
-    for path, module in list(model.named_modules()):
-        if isinstance(module, nn.RNNBase) and module.num_layers > 1:
+    made: dict[nn.Module, LayeredRNN] = {}  # a module under two names stays one module
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if _is_plain_stack(module):
             parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, LayeredRNN(module))
+            made[module] = made.get(module) or LayeredRNN(module)
+            setattr(model.get_submodule(parent), name, made[module])
     return model
+
+
+def _is_plain_stack(module: nn.Module) -> TypeGuard[nn.RNNBase]:
+    if type(module) not in (nn.LSTM, nn.GRU, nn.RNN) or not isinstance(module, nn.RNNBase):
+        return False
+    return module.num_layers > 1 and not (module._forward_hooks or module._forward_pre_hooks)

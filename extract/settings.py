@@ -7,13 +7,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from ..errors import RequestError
 from ..store.dtypes import stored_dtype
 from ..store.run import ArraySpec
+from .batch import Padding
 from .models import LoadedModel, ModelSource
 
 
@@ -22,6 +23,8 @@ def label_column(label: str) -> tuple[str, str]:
     column, equals, name = label.rpartition("=")
     if not equals:
         column = {"code-depth": "depth"}.get(name, name.rpartition(":")[2].replace("-", "_"))
+    if not column:
+        raise RequestError(f"{label!r} names no column for its labels: write it as column=labeler.")
     return column, name
 
 
@@ -45,8 +48,8 @@ def choose_arrays(
     )
 
 
-def choose_padding(model: LoadedModel, asked: str | None) -> str:
-    known = (*model.padding, "none")
+def choose_padding(model: LoadedModel, asked: str | None) -> Padding:
+    known = cast("tuple[Padding, ...]", (*model.padding, "none"))
     if asked is None:
         return known[0]
     if asked not in ("right", "left", "none"):
@@ -56,7 +59,7 @@ def choose_padding(model: LoadedModel, asked: str | None) -> str:
             f"Padding on the {asked} is not known to leave this model's activations unchanged; "
             f"use {' or '.join(known)}."
         )
-    return asked
+    return cast("Padding", asked)
 
 
 def compute_settings(threads: int, device: str) -> dict[str, Any]:

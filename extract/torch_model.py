@@ -25,7 +25,8 @@ class TorchModel:
 
     - `call(module, batch)` runs a forward; default `module(batch.input_ids)`.
     - `embed` and `blocks` are module paths; layer i is the output of `blocks[i]`, (batch, time, ...) or
-      (time, batch, ...): which of the two is found out by a trial forward, not assumed.
+      (time, batch, ...): which of the two is found out by a trial forward, not assumed. Blocks stand in the order
+      in which they run.
     - `padding` lists the sides ("right", "left") on which padding leaves real tokens unchanged. Left empty, only
       sequences of equal length share a batch, which is right for every model.
     - `vocab_size` bounds the ids; default: the rows of the embedding table. `max_length` bounds a sequence.
@@ -46,10 +47,11 @@ class TorchModel:
 
     def points(self) -> list[SitePoint]:
         """Find the sites `embed` and `resid_post`; `ModelError` says what to declare when that is not clear."""
-        names = dict(self.module.named_modules())
+        names = dict(self.module.named_modules(remove_duplicate=False))
+        once = dict(self.module.named_modules())
         embed = self.embed
         if embed is None:
-            tables = [n for n, m in names.items() if isinstance(m, torch.nn.Embedding)]
+            tables = [n for n, m in once.items() if isinstance(m, torch.nn.Embedding)]
             if len(tables) != 1:
                 raise ModelError(
                     f"The model has {len(tables)} embedding tables, so `embed` is not clear. "
@@ -58,12 +60,20 @@ class TorchModel:
             embed = tables[0]
         blocks = self.blocks
         if blocks is None:
-            blocks = tuple(n for n, m in names.items() if isinstance(m, torch.nn.RNNBase))
+            blocks = tuple(n for n, m in once.items() if isinstance(m, torch.nn.RNNBase))
             if not blocks:
                 raise ModelError(
                     "The model has no recurrent layers, so its blocks are not clear. "
                     "Return a TorchModel with blocks=('path.of.block.0', ...)."
                 )
+            for name in blocks:
+                stacked = once[name]
+                if isinstance(stacked, torch.nn.RNNBase) and stacked.num_layers > 1:
+                    raise ModelError(
+                        f"{name!r} is a stack of {stacked.num_layers} recurrent layers that cannot be taken apart "
+                        "(a subclass, or one with hooks or reparametrized weights), so only its last layer can be "
+                        f"read. Return a TorchModel with blocks=({name!r},) if that is meant."
+                    )
         unknown = [p for p in (embed, *blocks) if p not in names]
         if unknown:
             raise ModelError(f"The model has no module {unknown[0]!r}; it has {', '.join(list(names)[1:12])}.")
@@ -76,7 +86,11 @@ class TorchModel:
         """Give the number of ids the model knows, where that can be told."""
         if self.vocab_size is not None:
             return self.vocab_size
+        modules = dict(self.module.named_modules(remove_duplicate=False))
         tables = [m for m in self.module.modules() if isinstance(m, torch.nn.Embedding)]
+        named = modules.get(self.embed or "")
+        if isinstance(named, torch.nn.Embedding):
+            tables = [named]
         return tables[0].num_embeddings if len(tables) == 1 else None
 
     def forward(self, batch: Batch) -> Any:

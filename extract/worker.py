@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -11,13 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import ModelError, RequestError
+from ..errors import ModelError, RequestError, WorldError
 from ..store.plan import read_unit_tokens
 from ..store.run import ArraySpec, Run
 from ..store.unit import UnitWriter
-from .batch import Batch, Padding, plan_batches
+from .batch import Batch, Padding, plan_batches, split_sequences
 from .hooks import SitePoint
 from .models import ModelSource, load_model
+from .settings import compute_settings
 
 
 class ExtractWorker:
@@ -29,11 +31,20 @@ class ExtractWorker:
             ModelSource(**spec["model"]), device=spec["device"], import_path=spec.get("import_path", ())
         )
         settings = self.run_.record.settings
-        found, planned = self.model.identity["fingerprint"], settings["model"]["fingerprint"]
-        if found != planned:
+        found, planned = json.loads(json.dumps(self.model.identity)), settings["model"]
+        if other := sorted(k for k in found.keys() | planned.keys() if found.get(k) != planned.get(k)):
+            what = ["weights" if k == "fingerprint" else k for k in other]
             raise ModelError(
-                f"{spec['model']['name']} has other weights in the worker ({found[:12]}) than when the run was planned "
-                f"({planned[:12]}). A function that makes a model must give the same weights each time."
+                f"{spec['model']['name']} has other {' and '.join(what)} in the worker than when the run was planned. "
+                "A function that makes a model must give the same one each time, and every machine the same files."
+            )
+        here = compute_settings(settings["compute"]["threads"], spec["device"])
+        if other := [
+            f"{k} {v}, not {settings['compute'].get(k)}" for k, v in here.items() if v != settings["compute"].get(k)
+        ]:
+            raise WorldError(
+                f"A worker on another machine would give other bytes: it has {'; '.join(other)}. Use machines that are "
+                "alike."
             )
         self.padding: Padding = settings["padding"]
         self.batch_tokens: int = settings["batch_tokens"]
@@ -44,15 +55,13 @@ class ExtractWorker:
         unit = int(payload["unit"])
         start = time.perf_counter()
         tokens = read_unit_tokens(self.run_.folder / "plan", unit)
-        ids = tokens["token_id"].to_numpy()
-        seqs = tokens["seq"].to_numpy()
-        first = np.flatnonzero(np.diff(seqs, prepend=-1))
-        lengths = np.diff(first, append=len(seqs)).tolist()
+        sequences = split_sequences(tokens)
+        lengths = [len(s) for s in sequences]
+        first = np.cumsum([0, *lengths])
         points = [p for _, p in self.points]
         with UnitWriter(self.run_, unit) as writer:
             for members in plan_batches(lengths, self.batch_tokens, self.padding):
-                parts = [ids[first[i] : first[i] + lengths[i]] for i in members]
-                batch = Batch.of(parts, self.padding, self.model.device)
+                batch = Batch.of([sequences[i] for i in members], self.padding, self.model.device)
                 values, _ = self.model.run(batch, points)
                 for array, point in self.points:
                     bits = to_bits(values.pop(point.name), array, point)
