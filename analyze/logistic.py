@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,9 +71,9 @@ class Solver:
     standardize: bool
 
     def __post_init__(self) -> None:
-        if not (self.C > 0 and self.tol > 0 and self.max_iter >= 1):
+        if not (0 < self.C < math.inf and 0 < self.tol < math.inf and self.max_iter >= 1):
             raise RequestError(
-                f"C and tol must be above 0 and max_iter at least 1; they are C={self.C!r}, "
+                f"C and tol must be finite and above 0 and max_iter at least 1; they are C={self.C!r}, "
                 f"tol={self.tol!r}, max_iter={self.max_iter!r}."
             )
 

@@ -98,7 +98,7 @@ class Probe(ClassifierMixin, BaseEstimator):
         Raises RequestError when a label has one class, X and y differ in length, groups are missing or only
         one, or a value cannot be used; the message says which.
         """
-        solver = Solver(C=self.C, max_iter=self.max_iter, tol=self.tol, standardize=self.standardize)
+        solver = self._solver()
         seeds = self._checked_seeds()
         X = as_features(X)
         labels = Labels.read(as_column(y, f"label {self.label_name!r}", len(X)), self.label_name)
@@ -201,6 +201,14 @@ class Probe(ClassifierMixin, BaseEstimator):
         self.converged_ = all(s["converged"] for s in seeds)
         unseen = {c for s in seeds for c in s["unseen_classes"]}
         self.unseen_classes_ = [c for c in labels.classes.tolist() if c in unseen]
+
+    def check_parameters(self) -> None:
+        """Raise RequestError when a parameter cannot be used; `fit` does it too, once it has the data."""
+        self._solver()
+        self._checked_seeds()
+
+    def _solver(self) -> Solver:
+        return Solver(C=self.C, max_iter=self.max_iter, tol=self.tol, standardize=self.standardize)
 
     def _checked_seeds(self) -> list[int]:
         if not 0 < self.test_share < 1:

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import os
-import re
-import shutil
+import importlib.metadata
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from .. import __version__
 from ..errors import RequestError, UnknownNameError
 from ..extract.engine import Item, Job, make_engine
 from ..extract.progress import Progress
-from ..store.catalog import publish_catalog
-from ..store.durable import canonical_json, publish, temporary_name
+from ..store.catalog import publish_catalog, refresh_catalog
+from ..store.durable import canonical_json, publish, sweep, write_temporary
 from ..store.lake import Lake
+from ..store.parquet import table_bytes
+from ..store.plan import label_columns
 from ..store.run import ArraySpec, Run
 from ..store.tokens import table_hash
+from .labels import Labels
+from .probe import Probe
 from .probe_worker import load_entry
 from .profile import Profile
 
 GROUPS = ("document", "seq")
+_OTHER_LABELS = ("token_id", "pos", "special", "split")  # columns of every run that can be probed for, too
 _RESULT_FIELDS = (
     ("result", pa.string()),
     ("kind", pa.string()),
@@ -67,24 +72,26 @@ def probe_layers(
     """
     if by not in GROUPS:
         raise UnknownNameError.of("grouping", by, GROUPS)
+    probe = Probe(C=C, max_iter=max_iter, seeds=tuple(seeds), test_share=test_share, label_name=label)
+    probe.check_parameters()
     chosen = make_engine(engine, workers=workers, threads=threads, ray_address=ray_address)
     target = lake.run(run)
     arrays = _choose(target, sites, layers)
-    query = _query(lake, target, label, where, by)
+    refresh_catalog(lake.root)  # a driver that was killed may have committed more than it had published
+    query = _query(target, label, where, by)
     rows = lake.sql(query)
     if not rows.num_rows:
         raise RequestError(f"No rows to probe: run {run!r} holds no committed tokens that meet {where!r}.")
-    selection = _keep_rows(lake.root, rows)
-    settings = {
-        "label": label,
-        "by": by,
-        "seeds": list(seeds),
-        "test_share": test_share,
-        "C": C,
-        "max_iter": max_iter,
-        "threads": threads,
+    Labels.read(np.array(rows["label"].to_pylist(), object), label)  # a label that cannot be probed is named now
+    for folder in ("artifacts", "results"):
+        sweep(lake.root / folder)
+    lineage = {
+        "run": run,
+        "identity": target.record.identity,
+        "query": query,
+        "selection": _keep_rows(lake.root, rows),
     }
-    lineage = {"run": run, "identity": target.record.identity, "query": query, "selection": selection}
+    settings = {"by": by, "threads": threads, "probe": probe.get_params(), "versions": _versions()}
     spec = {"lake": str(lake.root), "settings": settings, "lineage": lineage}
     ids = {a.name: _artifact_id(spec, a) for a in arrays}
     items = [
@@ -92,25 +99,42 @@ def probe_layers(
         for a in arrays
         if not (lake.root / "artifacts" / ids[a.name]).is_dir()
     ]
-    _sweep(lake.root)
     if items:
         with chosen, Progress(len(items), "probes") as progress:
             job = Job("layerlake.analyze.probe_worker:ProbeWorker", spec, items)
             chosen.run(job, lambda key, record: progress.advance())
-    entries = [load_entry(lake.root, ids[a.name], a) for a in arrays]
-    profile = Profile(label=label, run=run, entries=entries)
-    _keep_results(lake.root, profile, ids, arrays)
+    profile = Profile(
+        label=label,
+        run=run,
+        entries=[load_entry(lake.root, ids[a.name], a) for a in arrays],
+        notes=_notes(lake, target),
+    )
+    for entry in profile.entries:
+        _keep_results(lake.root, replace(profile, entries=[entry]))
     publish_catalog(lake.root)
     return profile
+
+
+def _notes(lake: Lake, run: Run) -> tuple[str, ...]:
+    """Say so when the rows came from a run that is not finished."""
+    name = run.name.replace("'", "''")
+    units, planned = lake.sql(f"SELECT units, units_planned FROM runs WHERE run = '{name}'").to_pylist()[0].values()
+    return () if units == planned else (f"the run is not finished: {units} of {planned} units",)
+
+
+def _versions() -> dict[str, str]:
+    """Name what could change a fitted number: a stored probe is taken for the same only where these are."""
+    names = ("numpy", "scipy", "scikit-learn")
+    return {"layerlake": __version__} | {n: importlib.metadata.version(n) for n in names}
 
 
 def _choose(run: Run, sites: Sequence[str] | None, layers: Sequence[int] | None) -> list[ArraySpec]:
     known = run.record.arrays
     chosen: list[ArraySpec] = []
-    for site in sites or dict.fromkeys(a.site for a in known):
+    for site in dict.fromkeys(sites or (a.site for a in known)):
         of_site = [a for a in known if a.site == site]
         if not of_site or (layers is not None and of_site[0].layer is not None):
-            chosen += [run.array(site, layer) for layer in (layers or [None])]
+            chosen += [run.array(site, layer) for layer in dict.fromkeys(layers or [None])]
         else:
             chosen += of_site
     flat = [a for a in chosen if len(a.shape) != 1]
@@ -119,10 +143,11 @@ def _choose(run: Run, sites: Sequence[str] | None, layers: Sequence[int] | None)
     return chosen
 
 
-def _query(lake: Lake, run: Run, label: str, where: str | None, by: str) -> str:
-    columns = {n.lower() for n in lake.sql("SELECT * FROM tokens LIMIT 0").column_names}
-    if label.lower() not in columns:
-        raise UnknownNameError.of("label", label, sorted(columns), f" in run {run.name!r}")
+def _query(run: Run, label: str, where: str | None, by: str) -> str:
+    labels = [f.name for f in label_columns(run.folder / "plan")["tokens"]]
+    known = [*labels, *_OTHER_LABELS]
+    if label.lower() not in {n.lower() for n in known}:  # SQL names ignore case
+        raise UnknownNameError.of("label", label, known, f" in run {run.name!r}")
     name = run.name.replace("'", "''")
     quoted = '"' + label.replace('"', '""') + '"'
     inner = (
@@ -138,9 +163,7 @@ def _keep_rows(root: Path, rows: pa.Table) -> str:
     name = f"selection-{table_hash([rows])[:16]}"
     path = root / "artifacts" / f"{name}.parquet"
     if not path.exists():
-        temporary = temporary_name(path.parent, name)
-        pq.write_table(rows, temporary, compression="zstd")
-        publish(temporary, path)
+        publish(write_temporary(path.parent, path.name, table_bytes(rows)), path)
     return name
 
 
@@ -150,41 +173,15 @@ def _artifact_id(spec: dict[str, Any], array: ArraySpec) -> str:
     return f"probe-{hashlib.sha256(canonical_json(parts)).hexdigest()[:16]}"
 
 
-def _keep_results(root: Path, profile: Profile, ids: dict[str, str], arrays: list[ArraySpec]) -> None:
-    request = hashlib.sha256(canonical_json(sorted(ids.values()))).hexdigest()[:16]
-    path = root / "results" / f"probe-{request}.parquet"
+def _keep_results(root: Path, profile: Profile) -> None:
+    """Write the facts of one probe into the lake's results, once."""
+    artifact = profile.entries[0].artifact
+    path = root / "results" / f"{artifact}.parquet"
     if path.exists():
         return
-    by_place = {(a.site, a.layer): ids[a.name] for a in arrays}
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    rows = [
-        {
-            "result": path.stem,
-            "kind": "probe",
-            "created": created,
-            "artifact": by_place[r["site"], r["layer"]],
-        }
-        | {k: r[k] for k in ("run", "label", "site", "layer", "seed", "metric", "value")}
-        for r in profile.rows()
-    ]
-    temporary = temporary_name(path.parent, path.stem)
-    pq.write_table(pa.Table.from_pylist(rows, pa.schema(list(_RESULT_FIELDS))), temporary)
-    publish(temporary, path)
-
-
-def _sweep(root: Path) -> None:
-    """Remove temporary files and folders of processes that are no more."""
-    for left in (root / "artifacts").glob("*.tmp"):
-        match = re.search(r"\.(\d+)\.[0-9a-f]{12}\.tmp$", left.name)
-        if match and not _alive(int(match[1])):
-            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    same = {"result": artifact, "kind": "probe", "created": created, "artifact": artifact}
+    columns = ("run", "label", "site", "layer", "seed", "metric", "value")
+    rows = [same | {k: r[k] for k in columns} for r in profile.rows()]
+    table = pa.Table.from_pylist(rows, pa.schema(list(_RESULT_FIELDS)))
+    publish(write_temporary(path.parent, path.name, table_bytes(table)), path)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .. import __version__
 from ..errors import CorruptLakeError
-from ..store.durable import canonical_json, fsync_folder, read_json, temporary_name
+from ..store.durable import file_sha256, new_folder, read_sealed, sealed_json
 from ..store.lake import Lake
 from ..store.parquet import read_table
 from ..store.run import ArraySpec
@@ -38,13 +34,7 @@ class ProbeWorker:
         """Fit and store the probe of `payload["site"]` and `payload["layer"]` as `payload["artifact"]`."""
         site, layer, artifact = payload["site"], payload["layer"], payload["artifact"]
         settings = self.settings
-        probe = Probe(
-            C=settings["C"],
-            max_iter=settings["max_iter"],
-            seeds=tuple(settings["seeds"]),
-            test_share=settings["test_share"],
-            label_name=settings["label"],
-        )
+        probe = Probe(**settings["probe"])
         probe.fit(self.selection.array(layer, site), self.labels, self.groups)
         content = {
             "kind": "probe",
@@ -52,7 +42,6 @@ class ProbeWorker:
             "layer": layer,
             "lineage": self.lineage,
             "settings": settings,
-            "created_by": __version__,
             "summary": probe.summary(),
             "per_seed": probe.per_seed_,
         }
@@ -62,31 +51,20 @@ class ProbeWorker:
 
 def load_entry(root: Path, artifact: str, array: ArraySpec) -> ProfileEntry:
     """Read a stored probe's results back as an entry of a profile."""
-    path = root / "artifacts" / artifact / "probe.json"
+    path = root / "artifacts" / artifact / "artifact.json"
+    content = read_sealed(path)
     try:
-        content = read_json(path)
-        return ProfileEntry(array.site, array.layer, content["summary"], tuple(content["per_seed"]))
-    except (OSError, KeyError) as error:
+        return ProfileEntry(array.site, array.layer, content["summary"], tuple(content["per_seed"]), artifact)
+    except (KeyError, TypeError) as error:
         raise CorruptLakeError(f"The stored probe {path} cannot be read: {error!r}.") from error
 
 
 def _store(folder: Path, content: dict[str, Any], probe: Probe) -> None:
     from safetensors.numpy import save_file
 
-    temporary = temporary_name(folder.parent, folder.name)
-    temporary.mkdir()
-    try:
+    with new_folder(folder) as temporary:
         weights = {"coef": probe.coef_, "intercept": probe.intercept_}
-        save_file({k: np.ascontiguousarray(v) for k, v in weights.items()}, temporary / "probe.safetensors")
-        (temporary / "probe.json").write_bytes(canonical_json(json.loads(json.dumps(content))))
-        for path in temporary.iterdir():
-            with path.open("rb+") as file:
-                os.fsync(file.fileno())
-        try:
-            temporary.rename(folder)
-        except OSError:
-            if not (folder / "probe.json").is_file():
-                raise
-        fsync_folder(folder.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        path = temporary / "probe.safetensors"
+        save_file({k: np.ascontiguousarray(v) for k, v in weights.items()}, path)
+        record = content | {"files": {path.name: file_sha256(path)}}
+        (temporary / "artifact.json").write_bytes(sealed_json(record))

@@ -52,6 +52,8 @@ class ProfileEntry:
     layer: int | None
     summary: Mapping[str, Any]
     per_seed: Sequence[Mapping[str, Any]] = ()
+    artifact: str | None = None
+    """The name under which the lake keeps the probe, where it does."""
 
     @classmethod
     def of(cls, probe: Probe, *, site: str, layer: int | None) -> ProfileEntry:
@@ -71,6 +73,8 @@ class Profile:
     label: str
     run: str
     entries: Sequence[ProfileEntry] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
+    """What a reader of the figures must know, as that the run is not finished; shown with them."""
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one dict a fact: run, label, site, layer, metric, value, seed, reason.
@@ -138,7 +142,7 @@ class Profile:
 
     def _caption(self) -> str | None:
         notes = {e.summary.get("auroc_reason") for e in self.entries} - {None}
-        parts = [self.counts(), *(f"AUROC {note}" for note in sorted(map(str, notes)))]
+        parts = [self.counts(), *self.notes, *(f"AUROC {note}" for note in sorted(map(str, notes)))]
         if any(map(_unfinished, self.entries)):
             parts.append("* the solver did not converge")
         return ". ".join(p for p in parts if p) or None

@@ -203,7 +203,9 @@ def _run_units(
 ) -> dict[str, Any]:
     """Do the units that are not committed, publishing the catalog now and then and at the end."""
     for left in run.scratch.glob("*"):
-        left.unlink()  # this driver holds the lock: whatever lies here belongs to a worker that is no more
+        # This driver holds the lock: what lies here is a dead driver's. A worker of it may still be at work for a
+        # moment; it then fails to publish, which is as well.
+        left.unlink(missing_ok=True)
     missing = sorted(set(range(run.record.units)) - run.committed())
     nonfinite: dict[str, int] = {}
     published = time.monotonic()

@@ -189,6 +189,7 @@ class _Crew:
 
     def _lose(self, seat: _Seat, error: Exception) -> None:
         self._seats.remove(seat)
+        self._pids.discard(seat.pid)  # its number may become another process's
         self._ray.kill(seat.actor, no_restart=True)  # it may only be out of reach, and must not go on
         log = f"{self._cluster.log_tail(seat.pid)}\n{error}".strip()
         self._ledger.lose(seat.words, list(seat.tasks), log)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import uuid
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
-from .durable import file_sha256, fsync_folder, fsync_tree, sealed_json
+from .durable import file_sha256, new_folder, sealed_json, sweep
 from .layout import make_lake, runs_folder
 from .plan import write_plan
 from .record import RunRecord
@@ -25,9 +23,9 @@ def create_run(root: Path, record: RunRecord, sequences: pa.Table, units: list[p
     """
     record.check()
     make_lake(root)
-    temporary = runs_folder(root) / f"{record.name}.{uuid.uuid4().hex[:12]}.tmp"
-    try:
-        temporary.mkdir()
+    for folder in (root, runs_folder(root)):
+        sweep(folder)
+    with new_folder(runs_folder(root) / record.name) as temporary:
         for folder in ("units", "tokens", "tmp"):
             (temporary / folder).mkdir()
         write_plan(temporary / "plan", sequences, units)
@@ -35,16 +33,6 @@ def create_run(root: Path, record: RunRecord, sequences: pa.Table, units: list[p
         written = sorted(p for p in temporary.rglob("*") if p.is_file())
         files = {str(p.relative_to(temporary)): file_sha256(p) for p in written}
         (temporary / "run.json").write_bytes(sealed_json(replace(record, files=files).to_json()))
-        fsync_tree(temporary)
-        final = runs_folder(root) / record.name
-        try:
-            temporary.rename(final)
-        except OSError:
-            if not (final / "run.json").is_file():
-                raise
-        fsync_folder(runs_folder(root))
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return Run(root, record.name)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from .catalog import refresh_catalog
 from .lake import Lake
+from .plan import label_columns
 from .printing import print_rows
 
 
@@ -36,6 +37,7 @@ def describe_run(lake: Lake, name: str) -> dict[str, Any]:
         "stored": progress[0] if progress else {"units": 0, "tokens": 0, "sequences": 0},
         "unit_rows": record.unit_rows,
         "settings": record.settings,
+        "labels": [f.name for f in label_columns(run.folder / "plan")["tokens"]],
         "splits": described,
         "arrays": arrays,
     }
@@ -55,6 +57,7 @@ def print_description(description: dict[str, Any]) -> None:
         "units": f"{stored['units']} of {planned['units']}, {description['unit_rows']} rows each",
         "tokens": f"{stored['tokens']} of {planned['tokens']} in {planned['sequences']} sequences",
     }
+    lines["labels"] = ", ".join(description["labels"]) or "none"
     lines |= {f"split {s['split']}": f"{s['tokens']} tokens, {s['sequences']} sequences" for s in description["splits"]}
     width = max(map(len, lines))
     for name, value in lines.items():

@@ -7,12 +7,16 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import CorruptLakeError, RunLockedError
+
+ABANDONED_AFTER_S = 3600.0
 
 
 def canonical_json(value: Any) -> bytes:
@@ -134,6 +138,41 @@ def replace_file(path: Path, data: bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     fsync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def new_folder(final: Path) -> Iterator[Path]:
+    """Fill a folder under a temporary name; at the end it is made durable and gets its final name, at once.
+
+    When that name is taken by then, what has it is kept. After an error nothing is left.
+    """
+    temporary = temporary_name(final.parent, final.name)
+    temporary.mkdir()
+    try:
+        yield temporary
+        fsync_tree(temporary)
+        try:
+            temporary.rename(final)
+        except OSError:
+            if not final.is_dir():
+                raise
+        fsync_folder(final.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes left in a folder: temporary names that nobody has touched for an hour.
+
+    Process numbers would not do to tell the living from the dead, as a lake may be shared by several machines.
+    """
+    limit = time.time() - ABANDONED_AFTER_S
+    for left in folder.glob("*.tmp"):
+        with contextlib.suppress(FileNotFoundError):
+            touched = max(p.stat().st_mtime for p in (left, *left.rglob("*")))
+            if touched > limit:
+                continue
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
 
 
 @contextlib.contextmanager

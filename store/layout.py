@@ -40,7 +40,11 @@ def check_run_name(name: str) -> str:
 def check_lake(root: Path) -> None:
     """Check that `root` is a lake that this program can read; `LakeFormatError` says what it is instead."""
     marker = root / "lake.json"
-    if not marker.is_file():
+    try:
+        found = marker.is_file()
+    except OSError as error:
+        raise LakeFormatError(f"{root} cannot be read ({error.strerror}). Ask its owner for access.") from error
+    if not found:
         raise LakeFormatError(
             f"{root} is not a lake: it has no lake.json. `layerlake extract MODEL DATA --lake DIR` makes one."
         )

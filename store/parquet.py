@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,13 @@ def read_schema(path: Path) -> pa.Schema:
     """Read the columns of a Parquet file; `CorruptLakeError` names one that cannot be read."""
     with _named(path):
         return pq.read_schema(path)
+
+
+def table_bytes(table: pa.Table) -> bytes:
+    """Encode a table as a Parquet file; the same table gives the same bytes with the same pyarrow."""
+    sink = io.BytesIO()
+    pq.write_table(table.combine_chunks(), sink, compression="zstd", version="2.6", write_statistics=True)
+    return sink.getvalue()
 
 
 @contextlib.contextmanager

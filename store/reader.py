@@ -10,7 +10,7 @@ from ..errors import RequestError
 from .run import ArraySpec, Run
 from .shard import open_shard
 
-_OPEN_SHARDS = 256
+_OPEN_SHARDS = 4096  # each map costs address space and a kernel entry (65,530 a process by default), no descriptor
 
 
 class RunReader:
@@ -26,14 +26,13 @@ class RunReader:
         if not len(rows):
             return
         size = self.run.record.unit_rows
-        for unit in np.unique(rows // size):
-            used = self._used_rows(int(unit))
-            local = rows[rows // size == unit] - unit * size
-            bad = local[(local < 0) | (local >= used)]
-            if len(bad):
-                row = int(bad[0] + unit * size)
-                reason = "its unit is not committed" if used == 0 else "no token stands there"
-                raise RequestError(f"Row {row} of run {self.run.name!r} cannot be read: {reason}.")
+        units, of_row = np.unique(rows // size, return_inverse=True)
+        used = np.array([self._used_rows(int(u)) for u in units])[of_row]
+        local = rows % size
+        bad = np.flatnonzero(local >= used)
+        if len(bad):
+            reason = "no token stands there" if used[bad[0]] else "its unit is not committed"
+            raise RequestError(f"Row {rows[bad[0]]} of run {self.run.name!r} cannot be read: {reason}.")
 
     def gather(self, array: ArraySpec, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
         """Copy the stored bits of `rows` into `out[where]`; any order, duplicates allowed."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ..errors import CorruptLakeError
 from .durable import fsync_folder, publish, sealed_json, temporary_name, write_temporary
 from .layout import unit_name
+from .parquet import table_bytes
 from .record import ArraySpec
 from .run import Run
 from .shard import ShardWriter, chunk_checksums, open_shard
@@ -87,7 +86,7 @@ class UnitWriter:
                 "statistics": statistics,
             }
             finished.append((array, shard, checksums))
-        table = token_bytes(tokens)
+        table = table_bytes(tokens)
         body["tokens"] = {"bytes": len(table), "sha256": hashlib.sha256(table).hexdigest()}
         for array, shard, checksums in finished:
             final = self.run.shard_path(array, self.unit)
@@ -126,13 +125,6 @@ class UnitWriter:
                 )
             return existing
         return record
-
-
-def token_bytes(tokens: pa.Table) -> bytes:
-    """Encode a unit's token table as Parquet; the same table gives the same bytes."""
-    sink = io.BytesIO()
-    pq.write_table(tokens.combine_chunks(), sink, compression="zstd", version="2.6", write_statistics=True)
-    return sink.getvalue()
 
 
 def _holds(path: Path, shard: ShardWriter, checksums: list[int]) -> bool:

@@ -62,7 +62,7 @@ def test_a_stored_probe_equals_one_fitted_by_hand_on_the_stored_rows(lake):
     facts = lake.sql("SELECT * FROM results WHERE kind = 'probe' AND metric = 'n_rows' AND seed IS NULL").to_pylist()
     artifact = next(f["artifact"] for f in facts if f["layer"] == 1 and f["value"] == 120 * 8)
     folder = lake.root / "artifacts" / artifact
-    content = json.loads((folder / "probe.json").read_bytes())
+    content = json.loads((folder / "artifact.json").read_bytes())
     rows = pq.read_table(lake.root / "artifacts" / f"{content['lineage']['selection']}.parquet")
     assert rows.num_rows == 120 * 8
     assert content["lineage"]["identity"] == lake.run("toy").record.identity
@@ -110,6 +110,44 @@ def test_splits_are_by_document_or_sequence(lake):
         probe_layers(lake, "toy", "small", by="token")
 
 
+def test_a_probe_of_a_run_that_is_not_finished_says_so(lake, tmp_path):
+    import shutil
+
+    copy = tmp_path / "lake"
+    shutil.copytree(lake.root, copy)
+    last = max((copy / "runs" / "toy" / "units").iterdir())
+    last.unlink()
+    shutil.rmtree(copy / "catalog")
+    (copy / "catalog.json").unlink()
+    profile = probe_layers(Lake.open(copy), "toy", "small", sites=["embed"])
+    units = lake.run("toy").record.units
+    assert profile.notes == (f"the run is not finished: {units - 1} of {units} units",)
+    assert "the run is not finished" in str(profile.table().caption)
+    assert probe_layers(lake, "toy", "small", sites=["embed"]).notes == ()
+
+
+def test_units_committed_after_the_last_publication_are_probed_too(lake, tmp_path):
+    """As after a driver was killed between a commit and its next publication."""
+    import shutil
+
+    copy = tmp_path / "lake"
+    shutil.copytree(lake.root, copy)
+    record = max((copy / "runs" / "toy" / "units").iterdir())
+    content = record.read_bytes()
+    record.unlink()
+    Lake.open(copy).index()
+    record.write_bytes(content)
+    entry = probe_layers(Lake.open(copy), "toy", "small", sites=["embed"]).entries[0]
+    assert entry.summary["n_rows"] == 120 * 12
+
+
+def test_a_probe_is_counted_once_however_often_it_is_asked_for(lake):
+    probe_layers(lake, "toy", "small", seeds=(4,))
+    probe_layers(lake, "toy", "small", seeds=(4,), layers=[0, 0], sites=["resid_post", "resid_post"])
+    counted = lake.sql("SELECT count(*) AS n, count(DISTINCT artifact) AS d FROM probes").to_pylist()[0]
+    assert counted["n"] == counted["d"]
+
+
 def test_P06_one_class_is_named_before_anything_is_fitted(lake):
     with pytest.raises(RequestError, match=r"'one'.*1"):
         probe_layers(lake, "toy", "one")
@@ -124,6 +162,9 @@ def test_wrong_requests_are_named(lake):
         ({"label": "small", "where": "no such thing"}, "syntax error"),
         ({"label": "small", "where": "nowhere > 1"}, "nowhere"),
         ({"label": "small", "seeds": ()}, "seeds"),
+        ({"label": "small", "C": float("nan")}, "finite"),
+        ({"label": "small", "test_share": float("nan")}, "test_share"),
+        ({"label": "document"}, "Known: small, third"),
     ]:
         label = arguments.pop("label")
         with pytest.raises(RequestError, match=pattern):
@@ -164,8 +205,7 @@ def test_a_probe_job_interrupted_is_completed(lake, tmp_path):
     profile = probe_layers(lake, "toy", "small")
     copy = tmp_path / "lake"
     shutil.copytree(lake.root, copy)
-    query = "SELECT artifact FROM probes WHERE label = 'small' AND layer = 1 AND n_rows = 1440"
-    victim = copy / "artifacts" / lake.sql(query)["artifact"][0].as_py()
+    victim = copy / "artifacts" / str(profile.entries[2].artifact)
     kept = {p.name: p.read_bytes() for p in victim.iterdir()}
     shutil.rmtree(victim)
     again = probe_layers(Lake.open(copy), "toy", "small")

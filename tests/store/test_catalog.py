@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -426,10 +427,13 @@ NOBODY = """
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="changes to another user, which only root can")
 def test_a_lake_of_somebody_else_can_be_read(tmp_path):
-    for folder in (tmp_path, *list(tmp_path.parents)[:-1]):
-        if folder.stat().st_uid == os.getuid() and str(folder).startswith("/tmp/pytest"):
-            folder.chmod(0o755)
-    warm, root = tmp_path / "warm", tmp_path / "lake"
+    with tempfile.TemporaryDirectory(prefix="layerlake-") as folder:  # tmp_path is closed to others
+        _read_as_nobody(Path(folder), tmp_path / "warm")
+
+
+def _read_as_nobody(folder: Path, warm: Path) -> None:
+    folder.chmod(0o755)
+    root = folder / "lake"
     make_run(warm)
     make_run(root)
     assert finish(child(NOBODY, warm, root)).splitlines() == [f"{TOKENS} {TOKENS} 0", "ls 0 True", "show 0 True"]

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,7 +120,7 @@ KILLED = """
                 return function(*a, **k)
             return call
         for module, name in ((os, "fsync"), (os, "link"), (os, "open"), (Path, "unlink"), (Path, "replace"),
-                             (unit, "value_statistics"), (unit, "token_bytes")):
+                             (unit, "value_statistics"), (unit, "table_bytes")):
             setattr(module, name, counted(getattr(module, name)))
         commit_unit(run, 1, tables[1], bits)
         os._exit(0)
@@ -177,13 +178,13 @@ def test_leaving_without_a_commit_leaves_nothing(tmp_path):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def small_disk():
     """Mount file systems of a few hundred KiB; a call gives the folder of one of so many bytes."""
     mounted = []
 
     def mount(size: int) -> Path:
-        folder = tmp_path / f"disk{len(mounted)}"
-        folder.mkdir()
+        # not below tmp_path: another session of pytest may tidy that up, and cannot remove a mounted folder
+        folder = Path(tempfile.mkdtemp(prefix="layerlake-disk-"))
         command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -194,6 +195,7 @@ def small_disk(tmp_path):
     yield mount
     for folder in mounted:
         subprocess.run(["umount", str(folder)], check=True)
+        folder.rmdir()
 
 
 @pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount command")
