@@ -260,6 +260,15 @@ def test_a_damaged_token_table_never_enters_the_catalog(tmp_path):
     assert Lake.open(tmp_path).sql("FROM tokens").num_rows == TOKENS
 
 
+@pytest.mark.parametrize("name", ["sequences", "tokens-00000"])
+def test_a_damaged_plan_never_enters_the_catalog(tmp_path, name):
+    run = make_run(tmp_path)[0]
+    other = "tokens-00000" if name == "sequences" else "sequences"
+    (run.folder / f"plan/{name}.parquet").write_bytes((run.folder / f"plan/{other}.parquet").read_bytes())
+    with pytest.raises(CorruptLakeError, match=f"{name}.parquet holds other bytes than were written"):
+        Lake.open(tmp_path).index()
+
+
 READER = """
     import sys, time
     from pathlib import Path
