@@ -147,6 +147,8 @@ def _add_run(connection: duckdb.DuckDBPyConnection, run: Run) -> None:
         }
     )
     _insert(connection, "arrays", arrays)
+    for name in ("plan/sequences.parquet", "plan/tokens-00000.parquet"):
+        run.intact(name)
     for table, fields in label_columns(run.folder / "plan").items():
         for place, field in enumerate(fields):
             kind = "NULL" if pa.types.is_null(field.type) else _sql_type(field.type)
@@ -178,7 +180,7 @@ def _add_units(connection: duckdb.DuckDBPyConnection, run: Run, units: list[int]
     # One insert for many units: row by row would take longer than the model.
     tables = [_unit_tokens(run, r) for r in records]
     _insert_rows(connection, "tokens", run, pa.concat_tables(tables, promote_options="permissive"))
-    planned = read_sequences(run.folder / "plan")
+    planned = read_sequences(run.intact("plan/sequences.parquet").parent)
     chosen = np.isin(planned["unit"].to_numpy(), units)
     _insert_rows(connection, "sequences", run, planned.filter(pa.array(chosen)))
 

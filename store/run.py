@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CorruptLakeError, UnknownNameError
-from .durable import exclusive_lock, read_sealed
+from .durable import exclusive_lock, file_sha256, read_sealed
 from .layout import check_run_name, is_run_name, runs_folder, unit_name
 from .record import ArraySpec, RunRecord
 from .shard import ShardLayout
@@ -36,6 +36,13 @@ class Run:
                 f"{path} is the record of run {record.name!r}: a run is known by its folder's name, which must stay."
             )
         return record
+
+    def intact(self, name: str) -> Path:
+        """Give a file that was written with the run, by its path in the folder; `CorruptLakeError` if it changed."""
+        path = self.folder / name
+        if file_sha256(path) != self.record.files.get(name):
+            raise CorruptLakeError(f"{path} holds other bytes than were written. Run `layerlake verify`.")
+        return path
 
     @property
     def scratch(self) -> Path:

@@ -123,8 +123,12 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("first", KINDS)
-@pytest.mark.parametrize("second", KINDS)
+TELLING = [("int", "float"), ("float", "string"), ("null", "bool"), ("bool", "string"), ("int", "bool")]
+PAIRS = [*TELLING, *((b, a) for a, b in TELLING), ("null", "null")]
+REST = [(a, b) for a in KINDS for b in KINDS if (a, b) not in PAIRS]
+
+
+@pytest.mark.parametrize("first, second", [*PAIRS, *(pytest.param(*r, marks=pytest.mark.slow) for r in REST)])
 def test_labels_of_two_types_give_one_column_whichever_run_came_first(tmp_path, first, second):
     make_run(tmp_path, name="b", lengths=FEW, layers=1, labels={"x": KINDS[first]})
     make_run(tmp_path, name="a", lengths=FEW, layers=0, labels={"x": KINDS[second]})
@@ -259,6 +263,15 @@ def test_a_damaged_token_table_never_enters_the_catalog(tmp_path):
     with pytest.raises(CorruptLakeError, match=r"00000001\.parquet holds other bytes than were written"):
         Lake.open(tmp_path).index()
     assert Lake.open(tmp_path).sql("FROM tokens").num_rows == TOKENS
+
+
+@pytest.mark.parametrize("name", ["sequences", "tokens-00000"])
+def test_a_damaged_plan_never_enters_the_catalog(tmp_path, name):
+    run = make_run(tmp_path)[0]
+    other = "tokens-00000" if name == "sequences" else "sequences"
+    (run.folder / f"plan/{name}.parquet").write_bytes((run.folder / f"plan/{other}.parquet").read_bytes())
+    with pytest.raises(CorruptLakeError, match=f"{name}.parquet holds other bytes than were written"):
+        Lake.open(tmp_path).index()
 
 
 READER = """

@@ -23,6 +23,7 @@ from layerlake.store.describe import describe_run
 from layerlake.store.durable import canonical_json, read_json, sealed_json
 from layerlake.store.lake import Lake
 from layerlake.store.run import Run
+from layerlake.store.tokens import table_hash
 from layerlake.store.unit_record import record_digest
 from typer.testing import CliRunner
 
@@ -253,6 +254,16 @@ def test_a_plan_replaced_with_its_hashes_is_still_not_the_plan_that_was_asked_fo
     problems = Lake.open(lake).verify("toy")
     assert [p.path for p in problems] == ["runs/toy/plan"]
     assert "does not give the tokens that the run was made of" in problems[0].what
+
+
+def test_the_hash_of_a_table_tells_missing_from_zero_and_not_how_rows_are_cut():
+    values = [[0, None, 2], [0, 0, 2], [None, 0, 2], [0, None, None]]
+    tables = [pa.table({"a": pa.array(v, kind)}) for v in values for kind in (pa.int64(), pa.float64(), pa.int32())]
+    tables += [pa.table({"a": pa.array(v, pa.string())}) for v in (["", None], [None, ""], ["a", "b"], ["ab", ""])]
+    tables += [pa.table({"b": [0, 0, 2]}), pa.table({"a": [True, None]}), pa.table({"a": [True, False]})]
+    assert len({table_hash([t]) for t in tables}) == len(tables)
+    for table in tables:
+        assert table_hash(table.slice(i, 1) for i in range(table.num_rows)) == table_hash([table])
 
 
 def write_unit(run: Run, unit: int, record: dict[str, Any]) -> None:
