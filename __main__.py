@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from typer.exceptions import TyperException
 
 from . import __version__
 from .analyze.cli import app as analyze_app
-from .errors import JobError, LayerlakeError
+from .errors import JobError, LakeWarning, LayerlakeError
 from .extract.cli import app as extract_app
 from .store.cli import app as store_app
 
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program on `arguments` (default: those of the process) and return its exit code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in argv
+    warnings.showwarning = _show_warning
     argv = [a for a in argv if a != "--debug"]
     try:
         result = app(argv, prog_name="layerlake", standalone_mode=False)
@@ -84,6 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError):
             return _fail(f"{error.strerror or error} ({error.filename or kind}). Mend that and ask again.", 1)
         return _fail(f"This is a fault of layerlake: {kind}: {error}. Run it again with --debug for details.", 1)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *place: object) -> None:
+    if issubclass(category, LakeWarning):  # what other libraries warn their developers of is none of a user's business
+        print(f"layerlake: warning: {message}", file=sys.stderr)
 
 
 def _fail(message: str, code: int) -> int:

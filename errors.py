@@ -14,6 +14,8 @@
         ├── MissingExtraError (ImportError)  an optional dependency is not installed
         └── JobError                         work items failed for good; ``failures`` names them
 
+`LakeWarning` is a warning: an answer was given, and something was left out of it.
+
 Every message says what happened to what, and what to do next.
 """
 
@@ -22,6 +24,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
+
+
+class LakeWarning(UserWarning):
+    """Something of a lake is left out or not as it should be, and the answer is given without it."""
 
 
 class LayerlakeError(Exception):

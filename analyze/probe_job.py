@@ -17,6 +17,7 @@ from .. import __version__
 from ..errors import RequestError, UnknownNameError
 from ..extract.engine import Item, Job, make_engine
 from ..extract.progress import Progress
+from ..store.artifacts import selection_name
 from ..store.catalog import publish_catalog, refresh_catalog
 from ..store.durable import canonical_json, publish, sweep, write_temporary
 from ..store.lake import Lake
@@ -160,7 +161,7 @@ def _query(run: Run, label: str, where: str | None, by: str) -> str:
 
 def _keep_rows(root: Path, rows: pa.Table) -> str:
     """Store the rows of a selection under the hash of their content, once."""
-    name = f"selection-{table_hash([rows])[:16]}"
+    name = selection_name(table_hash([rows]))
     path = root / "artifacts" / f"{name}.parquet"
     if not path.exists():
         publish(write_temporary(path.parent, path.name, table_bytes(rows)), path)

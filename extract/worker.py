@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from ..errors import ModelError, RequestError, WorldError
-from ..store.plan import read_unit_tokens
 from ..store.run import ArraySpec, Run
 from ..store.unit import UnitWriter
 from .batch import Batch, Padding, plan_batches, split_sequences
@@ -54,7 +53,7 @@ class ExtractWorker:
         """Extract and commit the unit `payload["unit"]`; returns what the driver shows, not the activations."""
         unit = int(payload["unit"])
         start = time.perf_counter()
-        tokens = read_unit_tokens(self.run_.folder / "plan", unit)
+        tokens = self.run_.planned_tokens(unit)
         sequences = split_sequences(tokens)
         lengths = [len(s) for s in sequences]
         first = np.cumsum([0, *lengths])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ CREATE TABLE unit_stats (run VARCHAR, unit BIGINT, layer INTEGER, site VARCHAR, 
 CREATE TABLE sequences ({sequences});
 CREATE TABLE tokens ({tokens});
 CREATE TABLE label_columns (run VARCHAR, tab VARCHAR, place INTEGER, name VARCHAR, type VARCHAR);
+CREATE TABLE problems (run VARCHAR, what VARCHAR);
 CREATE TABLE result_files (name VARCHAR, bytes BIGINT, sha256 VARCHAR);
 CREATE TABLE results (result VARCHAR, kind VARCHAR, run VARCHAR, label VARCHAR, site VARCHAR, layer INTEGER,
     seed INTEGER, metric VARCHAR, value DOUBLE, artifact VARCHAR, created VARCHAR);
@@ -65,30 +68,63 @@ def create_schema(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def load_runs(connection: duckdb.DuckDBPyConnection, root: Path) -> bool:
-    """Add what is committed and not yet indexed, drop runs that are gone; says whether anything changed."""
+    """Add what is committed and not yet indexed, drop runs that are gone; says whether anything changed.
+
+    A damaged run is left out whole, and `problems` says why: it must not keep the others from being read.
+    """
     known = dict(connection.execute("SELECT run, identity || created FROM run_table").fetchall())
-    present = {name: Run(root, name) for name in run_names(root)}
+    before = connection.execute("SELECT run, what FROM problems ORDER BY run").fetchall()
+    present: dict[str, Run] = {}
+    problems: dict[str, str] = {}
+    for name in run_names(root):
+        try:
+            run = Run(root, name)
+            _stamp(run)
+            present[name] = run
+        except CorruptLakeError as error:
+            problems[name] = str(error)
     gone = [n for n, s in known.items() if n not in present or _stamp(present[n]) != s]
     for name in gone:
-        for table in ("run_table", "arrays", "units", "unit_stats", "label_columns", "sequences", "tokens"):
-            connection.execute(f"DELETE FROM {table} WHERE run = ?", [name])
+        _drop_run(connection, name)
     added = [run for name, run in present.items() if name not in known or name in gone]
     for run in added:
-        _add_run(connection, run)
+        with _noted(connection, run, problems):
+            _add_run(connection, run)
     if gone or added:
         for table in ("sequences", "tokens"):
             _fit_label_columns(connection, table)
     changed = bool(gone or added)
     for name, run in present.items():
+        if name in problems:
+            continue
         done = {u for (u,) in connection.execute("SELECT unit FROM units WHERE run = ?", [name]).fetchall()}
         committed = run.committed()
         if not done <= committed:
             raise StaleIndexError
         fresh = sorted(committed - done)
-        for first in range(0, len(fresh), _UNITS_A_LOAD):
-            _add_units(connection, run, fresh[first : first + _UNITS_A_LOAD])
-            changed = True
-    return changed
+        with _noted(connection, run, problems):
+            for first in range(0, len(fresh), _UNITS_A_LOAD):
+                _add_units(connection, run, fresh[first : first + _UNITS_A_LOAD])
+                changed = True
+    connection.execute("DELETE FROM problems")
+    for name, what in problems.items():
+        connection.execute("INSERT INTO problems VALUES (?, ?)", [name, what])
+    return changed or before != sorted(problems.items())
+
+
+@contextlib.contextmanager
+def _noted(connection: duckdb.DuckDBPyConnection, run: Run, problems: dict[str, str]) -> Iterator[None]:
+    """Note a run that turns out to be damaged, and leave nothing of it in the index."""
+    try:
+        yield
+    except CorruptLakeError as error:
+        problems[run.name] = str(error)
+        _drop_run(connection, run.name)
+
+
+def _drop_run(connection: duckdb.DuckDBPyConnection, name: str) -> None:
+    for table in ("run_table", "arrays", "units", "unit_stats", "label_columns", "sequences", "tokens"):
+        connection.execute(f"DELETE FROM {table} WHERE run = ?", [name])
 
 
 def _stamp(run: Run) -> str:

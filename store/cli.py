@@ -91,6 +91,8 @@ def index(lake: LakeOption, json: JsonOption = False) -> None:
     else:
         parts = [count(row[what] or 0, what.removesuffix("s")) for what in ("runs", "units", "tokens")]
         print(f"Indexed {', '.join(parts)}.")
+    if opened.sql("SELECT run FROM problems").num_rows:  # each was named in a warning
+        raise typer.Exit(1)
 
 
 @app.command(epilog="Example: layerlake verify --lake lake")

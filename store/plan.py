@@ -23,7 +23,7 @@ def write_plan(folder: Path, sequences: pa.Table, units: Iterator[pa.Table] | li
         if unit % UNITS_A_FILE == 0:
             if writer:
                 writer.close()
-            writer = pq.ParquetWriter(_tokens_file(folder, unit), table.schema, compression="zstd")
+            writer = pq.ParquetWriter(tokens_file(folder, unit), table.schema, compression="zstd")
         assert writer is not None
         writer.write_table(table.combine_chunks(), row_group_size=max(1, table.num_rows))
     if writer:
@@ -32,7 +32,7 @@ def write_plan(folder: Path, sequences: pa.Table, units: Iterator[pa.Table] | li
 
 def read_unit_tokens(folder: Path, unit: int) -> pa.Table:
     """Read the token table that the plan gives a unit."""
-    return read_row_group(_tokens_file(folder, unit), unit % UNITS_A_FILE)
+    return read_row_group(tokens_file(folder, unit), unit % UNITS_A_FILE)
 
 
 def read_sequences(folder: Path) -> pa.Table:
@@ -45,12 +45,13 @@ def label_columns(folder: Path) -> dict[str, list[pa.Field]]:
     found = {}
     for table, path, own in (
         ("sequences", folder / "sequences.parquet", SEQUENCE_FIELDS),
-        ("tokens", _tokens_file(folder, 0), TOKEN_FIELDS),
+        ("tokens", tokens_file(folder, 0), TOKEN_FIELDS),
     ):
         known = {name for name, _ in own}
         found[table] = [f for f in read_schema(path) if f.name not in known]
     return found
 
 
-def _tokens_file(folder: Path, unit: int) -> Path:
+def tokens_file(folder: Path, unit: int) -> Path:
+    """Give the file of a plan that holds a unit's token table."""
     return folder / f"tokens-{unit // UNITS_A_FILE:05d}.parquet"

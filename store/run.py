@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from ..errors import CorruptLakeError, UnknownNameError
 from .durable import exclusive_lock, file_sha256, read_sealed
 from .layout import check_run_name, is_run_name, runs_folder, unit_name
+from .plan import read_unit_tokens, tokens_file
 from .record import ArraySpec, RunRecord
 from .shard import ShardLayout
 from .unit_record import check_unit_record
@@ -23,6 +26,7 @@ class Run:
         self.root = root
         self.name = name
         self.folder = runs_folder(root) / name
+        self._intact: set[Path] = set()
         if not is_run_name(name) or not (self.folder / "run.json").is_file():
             raise UnknownNameError.of("run", name, run_names(root), f" in {root}")
 
@@ -43,6 +47,13 @@ class Run:
         if file_sha256(path) != self.record.files.get(name):
             raise CorruptLakeError(f"{path} holds other bytes than were written. Run `layerlake verify`.")
         return path
+
+    def planned_tokens(self, unit: int) -> pa.Table:
+        """Give the token table that the plan gives a unit; `CorruptLakeError` when the plan was changed since."""
+        path = tokens_file(self.folder / "plan", unit)
+        if path not in self._intact:
+            self._intact.add(self.intact(f"plan/{path.name}"))
+        return read_unit_tokens(self.folder / "plan", unit)
 
     @property
     def scratch(self) -> Path:

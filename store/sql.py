@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from ..errors import RequestError, SqlRefusedError, WorldError
+from ..errors import LakeWarning, RequestError, SqlRefusedError, WorldError
 from .catalog import connect_catalog, damaged
 
 _ALLOWED = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
@@ -49,6 +50,7 @@ def run_sql(
             raise RequestError(f"{memory_limit!r} is not an amount of memory ({error}); write 2GB.") from error
         for setting in _CONFINE:
             connection.execute(setting)
+        _warn(connection)
         statement = _one_statement(connection, query)
         try:
             with _stopped_after(timeout, connection):
@@ -110,6 +112,12 @@ def _stopped_after(seconds: float, connection: duckdb.DuckDBPyConnection) -> Ite
     finally:
         done.set()
         watcher.join()
+
+
+def _warn(connection: duckdb.DuckDBPyConnection) -> None:
+    """Say which runs are left out of every answer."""
+    for name, what in connection.execute("SELECT run, what FROM lake.problems ORDER BY run").fetchall():
+        warnings.warn(f"Run {name!r} is damaged and left out: {what}", LakeWarning, stacklevel=4)
 
 
 def _register(connection: duckdb.DuckDBPyConnection, name: str, table: Any) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..errors import LayerlakeError
+from .artifacts import verify_artifacts
 from .catalog import connect_catalog, named_generation
 from .durable import file_sha256
 from .layout import is_run_name, runs_folder
@@ -40,6 +41,7 @@ def verify_lake(root: Path, run: str | None = None) -> list[Problem]:
         for folder in sorted(runs_folder(root).iterdir()):
             if not folder.name.endswith(".tmp") and not (is_run_name(folder.name) and (folder / "run.json").is_file()):
                 problems.append(Problem(None, f"runs/{folder.name}/run.json", "is missing, so this is no run"))
+        problems += [Problem(None, str(path.relative_to(root)), what) for path, what in verify_artifacts(root)]
     return problems + [Problem(name, path, what) for name, path, what in _verify_catalog(root, run)]
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from lakes import commit_unit, make_run
-from layerlake.errors import CorruptLakeError
+from layerlake.errors import CorruptLakeError, LakeWarning
 from layerlake.store.catalog import catalog_file, connect_catalog, publish_catalog
 from layerlake.store.cli import app
 from layerlake.store.lake import Lake
@@ -260,9 +260,9 @@ def test_a_damaged_generation_is_not_built_upon(tmp_path):
 def test_a_damaged_token_table_never_enters_the_catalog(tmp_path):
     run, tables, bits = make_run(tmp_path)
     run.tokens_path(1).write_bytes(run.tokens_path(0).read_bytes())
-    with pytest.raises(CorruptLakeError, match=r"00000001\.parquet holds other bytes than were written"):
-        Lake.open(tmp_path).index()
-    assert Lake.open(tmp_path).sql("FROM tokens").num_rows == TOKENS
+    Lake.open(tmp_path).index()
+    with pytest.warns(LakeWarning, match=r"'toy' is damaged.* 00000001\.parquet|00000001\.parquet holds other bytes"):
+        assert Lake.open(tmp_path).sql("FROM tokens").num_rows == 0
 
 
 @pytest.mark.parametrize("name", ["sequences", "tokens-00000"])
@@ -270,8 +270,30 @@ def test_a_damaged_plan_never_enters_the_catalog(tmp_path, name):
     run = make_run(tmp_path)[0]
     other = "tokens-00000" if name == "sequences" else "sequences"
     (run.folder / f"plan/{name}.parquet").write_bytes((run.folder / f"plan/{other}.parquet").read_bytes())
-    with pytest.raises(CorruptLakeError, match=f"{name}.parquet holds other bytes than were written"):
-        Lake.open(tmp_path).index()
+    Lake.open(tmp_path).index()
+    with pytest.warns(LakeWarning, match=f"{name}.parquet holds other bytes than were written"):
+        assert Lake.open(tmp_path).sql("FROM runs").num_rows == 0
+
+
+@pytest.mark.parametrize("damage", ["run.json", "units/00000001.json", "tokens/00000000.parquet"])
+def test_one_damaged_run_does_not_keep_the_others_from_being_read(tmp_path, damage):
+    bad, good = make_run(tmp_path, name="bad", seed=1)[0], make_run(tmp_path, name="good", seed=2)
+    whole = (bad.folder / damage).read_bytes()
+    (bad.folder / damage).write_bytes(b"")
+    for rebuild in (False, True):
+        publish_catalog(tmp_path, rebuild=rebuild)
+        if not rebuild and damage != "run.json":
+            continue  # what is indexed already is not read again
+        with pytest.warns(LakeWarning, match=f"Run 'bad' is damaged and left out: .*{Path(damage).name}"):
+            seen = Lake.open(tmp_path).sql("SELECT run, count(*) AS n FROM tokens GROUP BY run").to_pylist()
+        assert seen == [{"run": "good", "n": TOKENS}]
+    result = CliRunner().invoke(app, ["index", "--lake", str(tmp_path)])
+    assert result.exit_code == 1 or isinstance(result.exception, LakeWarning)
+    assert [p.run for p in Lake.open(tmp_path).verify() if damage in p.path] == ["bad"]
+    (bad.folder / damage).write_bytes(whole)
+    publish_catalog(tmp_path, rebuild=True)
+    assert Lake.open(tmp_path).sql("FROM tokens").num_rows == 2 * TOKENS
+    assert good[0].name == "good"
 
 
 READER = """
