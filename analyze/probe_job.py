@@ -22,6 +22,7 @@ from ..store.durable import canonical_json, publish, temporary_name
 from ..store.lake import Lake
 from ..store.run import ArraySpec, Run
 from ..store.tokens import table_hash
+from .probe_rows import incomplete, rows_to_probe
 from .probe_worker import load_entry
 from .profile import Profile
 
@@ -64,16 +65,15 @@ def probe_layers(
     Rows are the run's tokens with a label, narrowed by `where`, a SQL condition over the columns of `tokens` and
     `document`. Splits are by `by`, ``document`` or ``seq``, never by token. Each probe is stored as an artifact with
     the exact rows it was fitted on; the same request again reads the stored ones. Facts go into the view `results`.
+    Copies of a text are never on both sides. A run that is incomplete is probed as far as it is, with a warning.
     """
     if by not in GROUPS:
         raise UnknownNameError.of("grouping", by, GROUPS)
     chosen = make_engine(engine, workers=workers, threads=threads, ray_address=ray_address)
     target = lake.run(run)
     arrays = _choose(target, sites, layers)
-    query = _query(lake, target, label, where, by)
-    rows = lake.sql(query)
-    if not rows.num_rows:
-        raise RequestError(f"No rows to probe: run {run!r} holds no committed tokens that meet {where!r}.")
+    query, rows = rows_to_probe(lake, target, label, where, by)
+    warnings = incomplete(lake, target)
     selection = _keep_rows(lake.root, rows)
     settings = {
         "label": label,
@@ -98,7 +98,7 @@ def probe_layers(
             job = Job("layerlake.analyze.probe_worker:ProbeWorker", spec, items)
             chosen.run(job, lambda key, record: progress.advance())
     entries = [load_entry(lake.root, ids[a.name], a) for a in arrays]
-    profile = Profile(label=label, run=run, entries=entries)
+    profile = Profile(label=label, run=run, entries=entries, warnings=warnings)
     _keep_results(lake.root, profile, ids, arrays)
     publish_catalog(lake.root)
     return profile
@@ -117,20 +117,6 @@ def _choose(run: Run, sites: Sequence[str] | None, layers: Sequence[int] | None)
     if flat:
         raise RequestError(f"{flat[0].name} has rows of shape {flat[0].shape}; a probe takes vectors.")
     return chosen
-
-
-def _query(lake: Lake, run: Run, label: str, where: str | None, by: str) -> str:
-    columns = {n.lower() for n in lake.sql("SELECT * FROM tokens LIMIT 0").column_names}
-    if label.lower() not in columns:
-        raise UnknownNameError.of("label", label, sorted(columns), f" in run {run.name!r}")
-    name = run.name.replace("'", "''")
-    quoted = '"' + label.replace('"', '""') + '"'
-    inner = (
-        f"SELECT tokens.*, sequences.document FROM tokens JOIN sequences USING (run, seq) WHERE tokens.run = '{name}'"
-    )
-    condition = f" WHERE ({where})" if where else ""
-    # ORDER BY makes the rows, and with them the probe, the same each time
-    return f'SELECT run, row, {quoted} AS label, "{by}" AS grouping FROM ({inner}) AS tokens{condition} ORDER BY row'
 
 
 def _keep_rows(root: Path, rows: pa.Table) -> str:

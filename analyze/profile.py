@@ -71,6 +71,8 @@ class Profile:
     label: str
     run: str
     entries: Sequence[ProfileEntry] = field(default_factory=tuple)
+    warnings: Sequence[str] = ()
+    """What a reader of the figures must know, in words."""
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one dict a fact: run, label, site, layer, metric, value, seed, reason.
