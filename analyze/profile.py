@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -12,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import RequestError
+from ..errors import MissingExtraError, RequestError
 from .probe import Probe
 
 METRICS = (
@@ -183,4 +184,10 @@ def check_picture_path(path: str | PathLike[str]) -> Path:
         )
     if not target.parent.is_dir():
         raise RequestError(f"The folder {target.parent} does not exist; make it first.")
+    try:
+        drawing = importlib.util.find_spec("matplotlib")
+    except ImportError:
+        drawing = None
+    if drawing is None:
+        raise MissingExtraError.of("plot", "Drawing a profile")
     return target
