@@ -7,6 +7,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -54,6 +55,9 @@ def _globals(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program on `arguments` (default: those of the process) and return its exit code."""
+    for name in ("stdout", "stderr"):  # closed by the caller: what would be printed there is not wanted
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - as long as the process
     argv = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in argv
     warnings.showwarning = _show_warning

@@ -37,6 +37,8 @@ def probe(
     Beside the accuracy on unseen documents stand the majority baseline and the accuracy on shuffled labels. The same
     request again shows the stored probes.
     """
+    import sys
+
     from ..errors import RequestError
     from ..store.lake import Lake
     from ..store.printing import print_json, print_rich
@@ -63,6 +65,8 @@ def probe(
         threads=threads,
         ray_address=ray_address,
     )
+    for warning in profile.warnings:
+        print(f"layerlake: warning: {warning}", file=sys.stderr)
     if picture:
         profile.save_picture(picture)
     if json:

@@ -22,16 +22,15 @@ from ..store.catalog import publish_catalog, refresh_catalog
 from ..store.durable import canonical_json, publish, sweep, write_temporary
 from ..store.lake import Lake
 from ..store.parquet import table_bytes
-from ..store.plan import label_columns
 from ..store.run import ArraySpec, Run
 from ..store.tokens import table_hash
 from .labels import Labels
 from .probe import Probe
+from .probe_rows import incomplete, rows_to_probe
 from .probe_worker import load_entry
 from .profile import Profile
 
 GROUPS = ("document", "seq")
-_OTHER_LABELS = ("token_id", "pos", "special", "split")  # columns of every run that can be probed for, too
 _RESULT_FIELDS = (
     ("result", pa.string()),
     ("kind", pa.string()),
@@ -70,6 +69,7 @@ def probe_layers(
     Rows are the run's tokens with a label, narrowed by `where`, a SQL condition over the columns of `tokens` and
     `document`. Splits are by `by`, ``document`` or ``seq``, never by token. Each probe is stored as an artifact with
     the exact rows it was fitted on; the same request again reads the stored ones. Facts go into the view `results`.
+    Copies of a text are never on both sides. A run that is incomplete is probed as far as it is, with a warning.
     """
     if by not in GROUPS:
         raise UnknownNameError.of("grouping", by, GROUPS)
@@ -79,10 +79,8 @@ def probe_layers(
     target = lake.run(run)
     arrays = _choose(target, sites, layers)
     refresh_catalog(lake.root)  # a driver that was killed may have committed more than it had published
-    query = _query(target, label, where, by)
-    rows = lake.sql(query)
-    if not rows.num_rows:
-        raise RequestError(f"No rows to probe: run {run!r} holds no committed tokens that meet {where!r}.")
+    query, rows = rows_to_probe(lake, target, label, where, by)
+    warnings = incomplete(lake, target)
     Labels.read(np.array(rows["label"].to_pylist(), object), label)  # a label that cannot be probed is named now
     for folder in ("artifacts", "results"):
         sweep(lake.root / folder)
@@ -104,23 +102,12 @@ def probe_layers(
         with chosen, Progress(len(items), "probes") as progress:
             job = Job("layerlake.analyze.probe_worker:ProbeWorker", spec, items)
             chosen.run(job, lambda key, record: progress.advance())
-    profile = Profile(
-        label=label,
-        run=run,
-        entries=[load_entry(lake.root, ids[a.name], a) for a in arrays],
-        notes=_notes(lake, target),
-    )
+    entries = [load_entry(lake.root, ids[a.name], a) for a in arrays]
+    profile = Profile(label=label, run=run, entries=entries, warnings=warnings)
     for entry in profile.entries:
         _keep_results(lake.root, replace(profile, entries=[entry]))
     publish_catalog(lake.root)
     return profile
-
-
-def _notes(lake: Lake, run: Run) -> tuple[str, ...]:
-    """Say so when the rows came from a run that is not finished."""
-    name = run.name.replace("'", "''")
-    units, planned = lake.sql(f"SELECT units, units_planned FROM runs WHERE run = '{name}'").to_pylist()[0].values()
-    return () if units == planned else (f"the run is not finished: {units} of {planned} units",)
 
 
 def _versions() -> dict[str, str]:
@@ -142,21 +129,6 @@ def _choose(run: Run, sites: Sequence[str] | None, layers: Sequence[int] | None)
     if flat:
         raise RequestError(f"{flat[0].name} has rows of shape {flat[0].shape}; a probe takes vectors.")
     return chosen
-
-
-def _query(run: Run, label: str, where: str | None, by: str) -> str:
-    labels = [f.name for f in label_columns(run.folder / "plan")["tokens"]]
-    known = [*labels, *_OTHER_LABELS]
-    if label.lower() not in {n.lower() for n in known}:  # SQL names ignore case
-        raise UnknownNameError.of("label", label, known, f" in run {run.name!r}")
-    name = run.name.replace("'", "''")
-    quoted = '"' + label.replace('"', '""') + '"'
-    inner = (
-        f"SELECT tokens.*, sequences.document FROM tokens JOIN sequences USING (run, seq) WHERE tokens.run = '{name}'"
-    )
-    condition = f" WHERE ({where})" if where else ""
-    # ORDER BY makes the rows, and with them the probe, the same each time
-    return f'SELECT run, row, {quoted} AS label, "{by}" AS grouping FROM ({inner}) AS tokens{condition} ORDER BY row'
 
 
 def _keep_rows(root: Path, rows: pa.Table) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -12,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import RequestError
+from ..errors import MissingExtraError, RequestError
 from .probe import Probe
 
 METRICS = (
@@ -73,8 +74,8 @@ class Profile:
     label: str
     run: str
     entries: Sequence[ProfileEntry] = field(default_factory=tuple)
-    notes: Sequence[str] = ()
-    """What a reader of the figures must know, as that the run is not finished; shown with them."""
+    warnings: Sequence[str] = ()
+    """What a reader of the figures must know, in words."""
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one dict a fact: run, label, site, layer, metric, value, seed, reason.
@@ -142,7 +143,7 @@ class Profile:
 
     def _caption(self) -> str | None:
         notes = {e.summary.get("auroc_reason") for e in self.entries} - {None}
-        parts = [self.counts(), *self.notes, *(f"AUROC {note}" for note in sorted(map(str, notes)))]
+        parts = [self.counts(), *self.warnings, *(f"AUROC {note}" for note in sorted(map(str, notes)))]
         if any(map(_unfinished, self.entries)):
             parts.append("* the solver did not converge")
         return ". ".join(p for p in parts if p) or None
@@ -185,4 +186,10 @@ def check_picture_path(path: str | PathLike[str]) -> Path:
         )
     if not target.parent.is_dir():
         raise RequestError(f"The folder {target.parent} does not exist; make it first.")
+    try:
+        drawing = importlib.util.find_spec("matplotlib")
+    except ImportError:
+        drawing = None
+    if drawing is None:
+        raise MissingExtraError.of("plot", "Drawing a profile")
     return target

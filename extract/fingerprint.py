@@ -51,7 +51,7 @@ def source_hash(module: str) -> str | None:
     """Hash the source of a module and of what it imports: a model's code can change values as its weights can.
 
     Followed are imports, wherever they stand in the code, of modules in the same package and of those that are
-    installed nowhere, such as a script's neighbours. Installed packages are known by their versions. Names and
+    installed nowhere, such as a script's neighbours; other installed packages are not. Names and
     contents are hashed, not where the files lie.
     """
     sources = dict(sorted(_sources(module)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ModelError
+from ..errors import ModelError, UnknownNameError
 from .batch import Batch
 from .hooks import SitePoint
 from .rnn import take_apart
@@ -46,7 +46,7 @@ class TorchModel:
         self.module = take_apart(self.module)
 
     def points(self) -> list[SitePoint]:
-        """Find the sites `embed` and `resid_post`; `ModelError` says what to declare when that is not clear."""
+        """Find the sites `embed` and `resid_post`; an error says what to declare when that is not clear."""
         names = dict(self.module.named_modules(remove_duplicate=False))
         once = dict(self.module.named_modules())
         embed = self.embed
@@ -74,9 +74,9 @@ class TorchModel:
                         "(a subclass, or one with hooks or reparametrized weights), so only its last layer can be "
                         f"read. Return a TorchModel with blocks=({name!r},) if that is meant."
                     )
-        unknown = [p for p in (embed, *blocks) if p not in names]
-        if unknown:
-            raise ModelError(f"The model has no module {unknown[0]!r}; it has {', '.join(list(names)[1:12])}.")
+        for path in (embed, *blocks):
+            if path not in names:
+                raise UnknownNameError.of("module", path, [n for n in names if n], " in the model")
         return [
             SitePoint("embed", None, embed),
             *(SitePoint("resid_post", i, b) for i, b in enumerate(blocks)),

@@ -212,3 +212,14 @@ def tied() -> TorchModel:
 
 def leaves() -> None:
     raise SystemExit(3)
+
+
+def wide() -> TorchModel:
+    """Rows of 16 KiB that cost next to nothing to compute."""
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Embedding(VOCABULARY, 4096), nn.Tanh(), nn.ReLU())
+    return TorchModel(module, embed="0", blocks=("1", "2"), padding=("right",))
+
+
+def names_a_module_wrongly() -> TorchModel:
+    return TorchModel(Base(), embed="embed", blocks=("model.a", "b"))

@@ -121,9 +121,9 @@ def test_a_probe_of_a_run_that_is_not_finished_says_so(lake, tmp_path):
     (copy / "catalog.json").unlink()
     profile = probe_layers(Lake.open(copy), "toy", "small", sites=["embed"])
     units = lake.run("toy").record.units
-    assert profile.notes == (f"the run is not finished: {units - 1} of {units} units",)
-    assert "the run is not finished" in str(profile.table().caption)
-    assert probe_layers(lake, "toy", "small", sites=["embed"]).notes == ()
+    assert f"incomplete: the probes rest on {units - 1} of its {units} units" in profile.warnings[0]
+    assert "incomplete" in str(profile.table().caption)
+    assert probe_layers(lake, "toy", "small", sites=["embed"]).warnings == ()
 
 
 def test_units_committed_after_the_last_publication_are_probed_too(lake, tmp_path):
@@ -164,7 +164,7 @@ def test_wrong_requests_are_named(lake):
         ({"label": "small", "seeds": ()}, "seeds"),
         ({"label": "small", "C": float("nan")}, "finite"),
         ({"label": "small", "test_share": float("nan")}, "test_share"),
-        ({"label": "document"}, "Known: small, third"),
+        ({"label": "document"}, "no label 'document'"),
     ]:
         label = arguments.pop("label")
         with pytest.raises(RequestError, match=pattern):
@@ -211,3 +211,80 @@ def test_a_probe_job_interrupted_is_completed(lake, tmp_path):
     again = probe_layers(Lake.open(copy), "toy", "small")
     assert again.rows() == profile.rows()
     assert {p.name: p.read_bytes() for p in victim.iterdir()} == kept
+
+
+def _write(path, rows):
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
+
+
+def _ids(rng, n=12):
+    return rng.integers(0, VOCABULARY, n).tolist()
+
+
+def test_P12_a_label_keeps_its_own_type_beside_a_run_with_another(tmp_path):
+    """One column of SQL holds the labels of all runs: text in one run must not turn NaN of another into a class."""
+    rng = np.random.default_rng(1)
+    rows = [{"input_ids": (i := _ids(rng)), "x": [float("nan") if t % 3 == 0 else t % 3 for t in i]} for _ in range(40)]
+    extract("toy_models:tuples", _write(tmp_path / "a.jsonl", rows), tmp_path / "lake", run="a", label_columns=["x"])
+    lake = Lake.open(tmp_path / "lake")
+    request = {"sites": ["embed"], "seeds": (0,), "where": "x > 0 OR isnan(x)"}
+    before = probe_layers(lake, "a", "x", **request)
+    rows = [{"input_ids": _ids(rng), "x": "text", "only": 1} for _ in range(3)]
+    data = _write(tmp_path / "b.jsonl", rows)
+    extract("toy_models:tuples", data, tmp_path / "lake", run="b", label_columns=["x", "only"])
+    assert lake.sql("SELECT typeof(x) AS t FROM tokens LIMIT 1")["t"].to_pylist() == ["VARCHAR"]
+    after = probe_layers(lake, "a", "x", **request)
+    assert after.entries[0].summary["classes"] == [1, 2]
+    assert after.entries[0].summary["n_dropped"] > 0
+    assert after.rows() == before.rows()
+    with pytest.raises(UnknownNameError, match="label 'only' in run 'a'"):
+        probe_layers(lake, "a", "only")
+
+
+def test_P01_copies_of_a_document_are_never_on_both_sides(tmp_path):
+    rng = np.random.default_rng(2)
+    rows = [r for i in range(10) for r in [{"input_ids": _ids(rng), "luck": i % 2}] * 6]
+    data = _write(tmp_path / "d.jsonl", rows)
+    extract("toy_models:tuples", data, tmp_path / "lake", run="r", label_columns=["luck"])
+    for by in ("document", "seq"):
+        found = probe_layers(Lake.open(tmp_path / "lake"), "r", "luck", sites=["embed"], by=by, seeds=(0,))
+        assert (found.entries[0].summary["n_groups"], found.entries[0].summary["n_rows"]) == (10, 720)
+
+
+def test_a_condition_is_one_condition(lake):
+    count = 120 * 8
+    request = {"sites": ["embed"], "seeds": (0,)}
+    for where in ("pos > 3 -- the rest", "(pos > 3)\n", "pos > 3 /* ; */"):
+        assert probe_layers(lake, "toy", "small", where=where, **request).entries[0].summary["n_rows"] == count
+    again = "true) UNION ALL SELECT run, row, small, 'z' FROM tokens WHERE (true"
+    for where in ("pos > 3) --", again, "pos > 3; SELECT 1", "pos > 3) LIMIT (5"):
+        with pytest.raises(RequestError):
+            probe_layers(lake, "toy", "small", where=where, **request)
+
+
+@pytest.mark.parametrize("name", ["my label", "end", "group", 'a"b', "x'y", "雪 🙂", "label", "grouping", "where;--"])
+def test_a_label_may_have_any_name(tmp_path, name):
+    rng = np.random.default_rng(3)
+    rows = [{"input_ids": (i := _ids(rng)), name: [t % 2 for t in i], "empty": None} for _ in range(8)]
+    data = _write(tmp_path / "d.jsonl", rows)
+    extract("toy_models:tuples", data, tmp_path / "lake", run="r", label_columns=[name, "empty"])
+    lake = Lake.open(tmp_path / "lake")
+    found = probe_layers(lake, "r", name, sites=["embed"], seeds=(0,)).entries[0]
+    assert (found.summary["classes"], found.summary["n_rows"]) == ([0, 1], 96)
+    with pytest.raises(RequestError, match="'empty' has no value in any of its 96 rows"):
+        probe_layers(lake, "r", "empty", sites=["embed"])
+
+
+def test_a_probe_of_an_incomplete_run_says_so(lake, tmp_path):
+    import shutil
+
+    copy = tmp_path / "lake"
+    shutil.copytree(lake.root, copy)
+    (copy / "runs" / "toy" / "units" / "00000001.json").unlink()
+    assert run_layerlake("index", "--lake", copy).returncode == 0
+    result = run_layerlake("probe", "toy", "--label", "small", "--site", "embed", "--lake", copy, "--seeds", "1")
+    assert result.returncode == 0, result.stderr
+    units = lake.run("toy").record.units
+    assert f"Run toy is incomplete: the probes rest on {units - 1} of its {units} units." in result.stderr
+    assert probe_layers(lake, "toy", "small").warnings == ()

@@ -275,7 +275,7 @@ def test_the_cluster_dies_with_a_driver_that_is_killed() -> None:
     assert set(Path("/tmp").glob("layerlake-ray-*")) == folders
 
 
-def test_another_cluster_is_left_alone_unless_it_is_named() -> None:
+def test_D03_another_cluster_is_left_alone_unless_it_is_named() -> None:
     off = clean_environment(RAY_AUTH_MODE="disabled")
     pipe = subprocess.PIPE
     with subprocess.Popen(
