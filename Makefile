@@ -18,7 +18,7 @@ demo: $(VENV)/installed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" LAKE="$(LAKE)" sh demo.sh
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest tests -q -m "not slow"
+	$(BIN)/python -m pytest tests -q
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -150,8 +150,7 @@ class Probe(ClassifierMixin, BaseEstimator):
         return model.probabilities(model.decision(X))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the accuracy on raw activations X (n, d) with labels y (n,), rows with a null label left "
-        "out."""
+        """Return the accuracy on raw activations X (n, d) with labels y (n,), rows with a null label left out."""
         found = self.predict(X)
         column = as_column(y, f"label {self.label_name!r}", len(found))
         values, rows = label_values(column, self.label_name)
@@ -164,8 +163,7 @@ class Probe(ClassifierMixin, BaseEstimator):
         return float(np.average(correct, weights=weights))
 
     def summary(self) -> dict[str, Any]:
-        """Return the results as one JSON-able dict of scalars and two lists of classes; None: not "
-        "measured."""
+        """Return the results as one JSON-able dict of scalars and two lists of classes; None: not measured."""
         self._check_fitted()
         return {
             "label": self.label_name,

@@ -53,8 +53,7 @@ METADATA: dict[str, dict[str, None]] = {
 
 
 def draw_profile(profile: Profile, path: Path) -> None:
-    """Draw `profile` into `path`, whose suffix is .png, .svg or .pdf; the bytes hold no date and no "
-    "version."""
+    """Draw `profile` into `path`, whose suffix is .png, .svg or .pdf; the bytes hold no date and no version."""
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -126,11 +125,8 @@ def _dress(axes: Axes, profile: Profile) -> None:
     axes.set_ylim(max(0.0, math.floor(lowest * 10 - 0.3) / 10), 1.02)
     axes.set_xlim(-0.4, len(places) - 0.6)
     spread = any(e.summary.get("accuracy_std") is not None for e in profile.entries)
-    notes = [
-        profile.counts(),
-        *(w.partition(":")[0] for w in profile.warnings),
-        *(["band: deviation over the splits"] if spread else []),
-    ]
+    notes = [profile.counts(), *(w.partition(":")[0] for w in profile.warnings)]
+    notes += ["band: deviation over the splits"] if spread else []
     axes.set_title("  ·  ".join(notes), loc="left", fontsize=10, color="#444444")
     axes.grid(axis="y", color="#DDDDDD", lw=0.8)
     axes.set_axisbelow(True)

@@ -53,8 +53,7 @@ def score_split(fit: LogisticFit, X: np.ndarray, labels: Labels, groups: np.ndar
 def score_random_label(
     solver: Solver | None, X: np.ndarray, labels: Labels, groups: np.ndarray, split: Split, seed: int
 ) -> dict[str, Any]:
-    """Fit and score shuffled labels on `split` as true ones are, or, without a solver, say None: not "
-    "measured."""
+    """Fit and score shuffled labels on `split` as true ones are, or, without a solver, say None: not measured."""
     if solver is None:
         return {"random_label": None, "random_label_shuffled": None, "random_label_converged": None}
     codes, shuffled = permute_within_sides(labels.codes, groups, split, seed)

@@ -142,8 +142,7 @@ def default_split(digest: str) -> str:
 
 
 def _files(spec: str) -> tuple[list[tuple[Path, str]], bool]:
-    """List (path, name) of all files that `spec` stands for, sorted by name, and whether it is one single"
-    " file."""
+    """List (path, name) of all files that `spec` stands for, sorted by name, and whether it is one single file."""
     if not spec.strip():
         raise DataError("The data have an empty name. Name a .txt, a .jsonl, a folder or a glob.")
     path = Path(spec)

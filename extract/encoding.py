@@ -29,8 +29,7 @@ class Encoding:
     end: np.ndarray
     """int32 (n,)"""
     raw_start: np.ndarray
-    """int32 (n,): the start before white space is taken off, never falling; of no meaning for special"
-    " tokens."""
+    """int32 (n,): the start before white space is taken off, never falling; of no meaning for special tokens."""
 
     @property
     def real(self) -> int:

@@ -81,8 +81,7 @@ def read_split(row: Row, column: str) -> str:
 
 
 def label_of(row: Row, column: str) -> Any:
-    """Give a label of a row: a scalar, a list of scalars (one a token), or None where it is null or"
-    " missing."""
+    """Give a label of a row: a scalar, a list of scalars (one a token), or None where it is null or missing."""
     value = row.values.get(column)
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, dict | list):

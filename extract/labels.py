@@ -26,8 +26,7 @@ BUILT_IN: dict[str, Labeler] = {"code-depth": code_depth}
 
 
 def load_labeler(name: str) -> Labeler:
-    """Give the labeler of a `name`: a built-in one, or "package.module:function" for one of the user's"
-    " own."""
+    """Give the labeler of a `name`: a built-in one, or "package.module:function" for one of the user's own."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     module_name, colon, function_name = name.partition(":")

@@ -232,7 +232,7 @@ def _load_hugging_face(source: ModelSource) -> LoadedModel:
         limit,
         {
             "kind": config.model_type,
-            "revision": source.revision or getattr(config, "_commit_hash", None),
+            "revision": getattr(config, "_commit_hash", None) or source.revision,  # a commit says more than a branch
             "config": hashlib.sha256(config_text.encode()).hexdigest(),
             "tokenizer": tokenizer_hash(tokenizer),
             "fingerprint": weights_fingerprint(module),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
@@ -26,20 +26,22 @@ class Progress:
         *,
         total_amount: int = 0,
         stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        line_every: float = LINE_EVERY_S,
     ) -> None:
         self.total = total
         self.unit = unit
         self.amount = amount
         self.total_amount = total_amount
         self.stream = stream or sys.stderr
-        self.clock = clock
+        self.line_every = line_every
         self.done = 0
         self.counted = 0
         self._bar = None
+        self._ended = threading.Event()
+        self._lines = threading.Thread(target=self._print_lines, daemon=True)
 
     def __enter__(self) -> Progress:
-        self._start = self._last_line = self.clock()
+        self._start = time.monotonic()
         if self.stream.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -54,6 +56,8 @@ class Progress:
             self._bar = Bar(*columns, console=Console(file=self.stream), transient=True)
             self._bar.start()
             self._task = self._bar.add_task(self.unit, total=self.total, rest="starting")
+        else:
+            self._lines.start()
         return self
 
     def __exit__(
@@ -61,6 +65,9 @@ class Progress:
     ) -> None:
         if self._bar:
             self._bar.stop()
+        else:
+            self._ended.set()
+            self._lines.join()
 
     def advance(self, amount: int = 0) -> None:
         """Count one finished item that holds `amount`."""
@@ -68,16 +75,17 @@ class Progress:
         self.counted += amount
         if self._bar:
             self._bar.update(self._task, advance=1, rest=self._rest())
-        elif self.clock() - self._last_line >= LINE_EVERY_S:
-            self._last_line = self.clock()
+
+    def _print_lines(self) -> None:
+        # A thread of its own, so that a line comes also while no item ends.
+        while not self._ended.wait(self.line_every):
             print(f"{self.done}/{self.total} {self.unit}, {self._rest()}", file=self.stream, flush=True)
 
     def _rest(self) -> str:
-        elapsed = max(self.clock() - self._start, 1e-9)
+        elapsed = max(time.monotonic() - self._start, 1e-9)
         share = self.counted / self.total_amount if self.total_amount else self.done / max(1, self.total)
-        left = elapsed / share - elapsed if share else 0.0
         rate = f"{self.counted / elapsed:,.0f} {self.amount}/s, " if self.amount else ""
-        return f"{rate}{_duration(left)} left"
+        return f"{rate}{_duration(elapsed / share - elapsed)} left" if share else f"{_duration(elapsed)} so far"
 
 
 def _duration(seconds: float) -> str:

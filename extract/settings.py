@@ -17,6 +17,8 @@ from ..store.run import ArraySpec
 from .batch import Padding
 from .models import LoadedModel, ModelSource
 
+_MAMBA_KERNELS = ("mamba-ssm", "causal-conv1d", "kernels", "mambapy")
+
 
 def label_column(label: str) -> tuple[str, str]:
     """Split ``column=labeler``; without a column, code-depth is called depth and a function by its own name."""
@@ -31,6 +33,10 @@ def label_column(label: str) -> tuple[str, str]:
 def choose_arrays(
     model: LoadedModel, sites: Sequence[str], layers: Sequence[int] | None, dtype: str | None
 ) -> tuple[ArraySpec, ...]:
+    """Choose the arrays of a run: the asked sites at the asked layers (None: all), in the model's own order.
+
+    `UnknownNameError` lists the sites or layers that the model has. Without `dtype` each keeps its own.
+    """
     points = []
     for site in dict.fromkeys(sites):
         of_site = [p for p in model.points if p.site == site]
@@ -42,6 +48,7 @@ def choose_arrays(
             points += [model.point(site, layer) for layer in dict.fromkeys(layers or (None,))]
     if not points:
         raise RequestError("Name at least one site to extract.")
+    points.sort(key=model.points.index)  # the order in which they were asked for says nothing
     return tuple(
         ArraySpec(p.site, p.layer, stored_dtype(dtype or model.dtypes[p.name]).name, model.shapes[p.name])
         for p in points
@@ -49,6 +56,7 @@ def choose_arrays(
 
 
 def choose_padding(model: LoadedModel, asked: str | None) -> Padding:
+    """Choose the padding side; `RequestError` for one that the model is not known to be unmoved by."""
     known = cast("tuple[Padding, ...]", (*model.padding, "none"))
     if asked is None:
         return known[0]
@@ -62,22 +70,40 @@ def choose_padding(model: LoadedModel, asked: str | None) -> Padding:
     return cast("Padding", asked)
 
 
-def compute_settings(threads: int, device: str) -> dict[str, Any]:
-    """Record what moves the last bits of a value: the same command elsewhere is another run, and is told so."""
-    try:
-        transformers = importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        transformers = None
-    return {
+def compute_settings(threads: int, device: str, kind: str) -> dict[str, Any]:
+    """Record what moves the last bits of a value: the same command elsewhere is another run, and is told so.
+
+    `kind` is the model's: transformers counts for its own models only, and so do the kernels that it takes for a
+    Mamba where they are installed. pyarrow is here because its version stands inside every token table.
+    """
+    found: dict[str, Any] = {
         "device": device,
         "threads": threads,
         "torch": torch.__version__,
-        "transformers": transformers,
+        "pyarrow": importlib.metadata.version("pyarrow"),
         "cpu": torch.backends.cpu.get_cpu_capability(),
     }
+    if kind != "function":
+        found["transformers"] = importlib.metadata.version("transformers")
+    if kind == "mamba":
+        found["kernels"] = ", ".join(f"{n} {v}" for n in _MAMBA_KERNELS if (v := _version(n))) or None
+    if device.startswith("cuda"):
+        found["gpu"] = torch.cuda.get_device_name(device)
+        found["cuda"] = torch.version.cuda
+        found["cudnn"] = torch.backends.cudnn.version()
+        found["tf32"] = [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32]
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def loadable(source: ModelSource) -> dict[str, Any]:
+    """Give what a worker, or a later replay, needs to load the same model: a local folder by its full path."""
     spec = asdict(source)
     folder = Path(source.name).expanduser()
     if not source.is_function and folder.is_dir():
@@ -86,6 +112,7 @@ def loadable(source: ModelSource) -> dict[str, Any]:
 
 
 def default_name(source: ModelSource, data: str | os.PathLike[str]) -> str:
+    """Make a run's name from those of model and data."""
     stem = Path(os.fspath(data).rstrip("/*")).stem or "data"
     raw = f"{source.title.split('/')[-1].replace(':', '.')}-{stem}"
     return "".join(c if (c.isalnum() and c.isascii()) or c in "._-" else "-" for c in raw).strip("-._")[:100] or "run"

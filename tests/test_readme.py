@@ -84,7 +84,11 @@ def outputs(tmp_path_factory) -> tuple[Path, list[str]]:
 
 
 def test_outputs_of_the_readme_are_those_seen(outputs):
-    """The same words; the same numbers to 0.02, where Python is of the version that the README was made with."""
+    """The same words and numbers, where Python is of the version that the README was made with.
+
+    Counts are the same; statistics to their last printed digit, and figures of probes to 0.02, as other processors
+    round otherwise.
+    """
     same_sources = sys.version_info[:3] == (3, 11, 7)
     for (command, shown), seen in zip(session(), outputs[1], strict=True):
         assert _NUMBER.sub("N", squeezed(seen)) == _NUMBER.sub("N", squeezed(shown)) or not same_sources, (
@@ -92,7 +96,7 @@ def test_outputs_of_the_readme_are_those_seen(outputs):
         )
         if same_sources:
             for now, then in zip(_NUMBER.findall(seen), _NUMBER.findall(shown), strict=True):
-                assert number(now) == pytest.approx(number(then), abs=0.02, rel=1e-9), f"$ {command}\n{seen}"
+                assert abs(number(now) - number(then)) <= allowed(command, then), f"$ {command}\n{seen}"
         else:
             assert bool(seen) == bool(shown), command
 
@@ -104,6 +108,13 @@ def test_the_python_of_the_readme_runs(outputs, monkeypatch):
     result = doctest.DocTestRunner(verbose=False).run(test)
     assert result.attempted >= 7
     assert result.failed == 0
+
+
+def allowed(command: str, shown: str) -> float:
+    decimals = shown.partition(".")[2]
+    if not decimals:
+        return 0.0
+    return 0.02 if "probe" in command else 1.01 * 10.0 ** -len(decimals)
 
 
 def squeezed(text: str) -> str:

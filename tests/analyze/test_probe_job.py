@@ -110,22 +110,6 @@ def test_splits_are_by_document_or_sequence(lake):
         probe_layers(lake, "toy", "small", by="token")
 
 
-def test_a_probe_of_a_run_that_is_not_finished_says_so(lake, tmp_path):
-    import shutil
-
-    copy = tmp_path / "lake"
-    shutil.copytree(lake.root, copy)
-    last = max((copy / "runs" / "toy" / "units").iterdir())
-    last.unlink()
-    shutil.rmtree(copy / "catalog")
-    (copy / "catalog.json").unlink()
-    profile = probe_layers(Lake.open(copy), "toy", "small", sites=["embed"])
-    units = lake.run("toy").record.units
-    assert f"incomplete: the probes rest on {units - 1} of its {units} units" in profile.warnings[0]
-    assert "incomplete" in str(profile.table().caption)
-    assert probe_layers(lake, "toy", "small", sites=["embed"]).warnings == ()
-
-
 def test_units_committed_after_the_last_publication_are_probed_too(lake, tmp_path):
     """As after a driver was killed between a commit and its next publication."""
     import shutil

@@ -271,9 +271,12 @@ def test_labels_and_splits_reach_the_token_table(tmp_path):
 
 
 def test_torch_threads_are_as_before(tmp_path):
-    torch.set_num_threads(1)
-    extract("toy_models:lstm", ids_file(tmp_path / "d.jsonl"), tmp_path / "lake", run="r")
-    assert torch.get_num_threads() == 1
+    torch.set_num_threads(2)
+    try:
+        extract("toy_models:lstm", ids_file(tmp_path / "d.jsonl"), tmp_path / "lake", run="r", threads=1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_plan_hash_is_shared_by_runs_over_the_same_tokens(tmp_path):
