@@ -80,16 +80,16 @@ class ExtractWorker:
 def to_bits(value: torch.Tensor, array: ArraySpec, point: SitePoint) -> Any:
     """Round a captured value to the stored dtype and give its raw bits as a NumPy array of the same shape.
 
-    Rounding is to nearest even, as torch converts. float16 cannot hold magnitudes above 65,504: a finite value that
-    would become infinite is refused, naming site and value, instead of stored as something else.
+    Rounding is to nearest even, as torch converts. A finite value that would become infinite is refused, naming site
+    and value, instead of stored as something else: float16 ends at 65,504, bfloat16 just below float32.
     """
     stored = value.to(getattr(torch, array.dtype))
-    if array.dtype == "float16" and value.dtype != torch.float16:
+    if stored.dtype != value.dtype:
         lost = torch.isinf(stored) & torch.isfinite(value)
         if lost.any():
             raise RequestError(
-                f"Site {point.name} has the value {value[lost][0].item():.6g}, which float16 cannot hold. "
-                "Store this run as bfloat16 or float32 (--dtype)."
+                f"Site {point.name} has the value {value[lost][0].item():.6g}, which {array.dtype} cannot hold. "
+                "Store this run with a wider --dtype."
             )
     unsigned = stored.cpu().contiguous()
     if array.dtype == "float32":

@@ -17,6 +17,8 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 def lake_path(lake: str | os.PathLike[str]) -> Path:
     """Turn what a user calls a lake into a folder; object stores are refused with a sentence."""
     text = os.fspath(lake)
+    if not text.strip():
+        raise RequestError("The lake has an empty name. Name a folder.")
     if "://" in text:
         raise RequestError(f"{text!r} is an object store; this version keeps lakes in local folders only.")
     return Path(text).expanduser().absolute()

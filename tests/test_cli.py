@@ -55,6 +55,7 @@ def test_asking_wrongly_is_exit_code_2_and_one_sentence(lake, capsys):
         ["bogus"],
         ["sql"],
         ["sql", "SELECT 1"],
+        ["ls", "--lake", ""],
         ["sql", "SELECT 1; SELECT 2", "--lake", lake],
         ["sql", "DROP TABLE tokens", "--lake", lake],
         ["sql", "SELECT * FROM nowhere", "--lake", lake],

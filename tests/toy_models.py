@@ -140,6 +140,14 @@ def big_values() -> TorchModel:
     return TorchModel(model, blocks=("blocks.0", "blocks.1"), padding=("right",))
 
 
+def huge_values() -> TorchModel:
+    """A model with a float32 value that bfloat16 would round to infinity."""
+    model = Tuples()
+    with torch.no_grad():
+        model.embed.weight[3, 2] = 3.4e38
+    return TorchModel(model, blocks=("blocks.0", "blocks.1"), padding=("right",))
+
+
 def with_nan() -> TorchModel:
     """A model whose second block has a NaN weight."""
     model = Tuples()

@@ -202,6 +202,8 @@ def test_float16_that_would_overflow_is_refused_with_site_and_value(tmp_path):
     with pytest.raises(RequestError, match=r"embed has the value 70000, which float16 cannot hold"):
         extract("toy_models:big_values", data, tmp_path / "lake", run="r", dtype="float16")
     assert not Lake.open(tmp_path / "lake").run("r").committed()
+    with pytest.raises(RequestError, match=r"embed has the value 3\.4\d*e\+38, which bfloat16 cannot hold"):
+        extract("toy_models:huge_values", data, tmp_path / "lake", run="h", dtype="bfloat16")
     extract("toy_models:big_values", data, tmp_path / "lake", run="b", dtype="float32")
     assert Lake.open(tmp_path / "lake").sql("SELECT max(max) AS m FROM stats WHERE run = 'b'")["m"][0].as_py() >= 7e4
 
