@@ -378,36 +378,21 @@ def test_concurrent_publishers_lose_nothing(tmp_path):
 
 
 KILLED = """
-    import os, shutil, signal, sys
+    import os, shutil, sys
     from pathlib import Path
+    from dying import die_at_each_step
     from layerlake.store import catalog
 
-    def publish_and_die(root, left):
-        def counted(function):
-            def call(*a, **k):
-                nonlocal left
-                left -= 1
-                if left < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return function(*a, **k)
-            return call
-        for module, name in ((os, "fsync"), (os, "open"), (catalog.shutil, "copyfile"), (catalog, "load_runs"),
-                             (catalog, "load_results"), (catalog, "file_sha256"), (Path, "rename"),
-                             (Path, "replace"), (Path, "unlink")):
-            setattr(module, name, counted(getattr(module, name)))
-        catalog.publish_catalog(root)
-        os._exit(0)
+    steps = [(os, "fsync"), (os, "open"), (catalog.shutil, "copyfile"), (catalog, "load_runs"),
+             (catalog, "load_results"), (catalog, "file_sha256"), (Path, "rename"), (Path, "replace"),
+             (Path, "unlink")]
+    start = Path(sys.argv[1])
 
-    start, moment, status = Path(sys.argv[1]), 0, 9
-    while status == 9:
-        root = start.with_name(f"lake{moment}")
-        shutil.copytree(start, root)
-        pid = os.fork()
-        if not pid:
-            publish_and_die(root, moment)
-        status = os.waitpid(pid, 0)[1]
-        moment += 1
-    print(status, moment)
+    def prepare(moment):
+        root = shutil.copytree(start, start.with_name(f"lake{moment}"))
+        return lambda: catalog.publish_catalog(root)
+
+    print(die_at_each_step(steps, prepare))
 """
 
 
@@ -417,8 +402,7 @@ def test_a_publisher_killed_anywhere_leaves_the_old_state_or_the_new_and_no_litt
     publish_catalog(tmp_path / "start")
     commit_unit(run, 1, tables[1], bits)
     expected = {1: tables[0].num_rows, 2: tables[0].num_rows + tables[1].num_rows}
-    status, moments = map(int, finish(child(KILLED, tmp_path / "start")).split())
-    assert status == 0
+    moments = int(finish(child(KILLED, tmp_path / "start")))
     seen, littered = [], 0
     for moment in range(moments):
         root = tmp_path / f"lake{moment}"
