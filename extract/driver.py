@@ -106,8 +106,9 @@ def extract(
         raise RequestError(f"A batch needs at least one token, not {batch_tokens}.")
     if dtype is not None:
         stored_dtype(dtype)
-    import_path = (str(Path.cwd()),)
-    sys.path.extend(p for p in import_path if p not in sys.path)  # for a model or a labeler of the user's own
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # for a model or a labeler of the user's own
+    import_path = tuple(p for p in sys.path if p)  # what this process finds, its workers find
     chosen = make_engine(engine, workers=workers, threads=threads, device=device, ray_address=ray_address)
     labelers = {column: load_labeler(name) for column, name in map(label_column, labels)}
     documents = read_documents(

@@ -24,7 +24,7 @@ def sql(
 ) -> None:
     """Run one SQL query over a lake.
 
-    Tables: runs, arrays, units, sequences, tokens, stats, probes, results. The query can read the lake's catalog and
+    Tables: runs, arrays, units, sequences, tokens, stats, probes, results, problems. The query can read the lake's catalog and
     nothing else: no files, no network, no changes.
     """
     from .lake import Lake
