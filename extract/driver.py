@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ..errors import RequestError
+from ..errors import RequestError, WorldError
 from ..store.catalog import publish_catalog
 from ..store.create import create_run
 from ..store.dtypes import stored_dtype
@@ -92,9 +92,9 @@ def extract(
     `model` is a local Hugging Face folder, a hub name, or ``package.module:function``. `data` is a .txt or .jsonl
     file, or a folder or glob of source files. `sites` and `layers` choose arrays (layers: all). `dtype` is the stored
     dtype (default: each site's own, which loses nothing). `window` splits documents at lines into sequences of at
-    most so many tokens. `labels` name labelers, as ``code-depth``
-    or ``column=package.module:function``. `padding` is ``right``, ``left`` or ``none``
-    (default: the first that the model is known to be unmoved by). `threads` are compute threads a worker.
+    most so many tokens. `labels` name labelers, as ``code-depth`` or ``column=package.module:function``. `padding` is
+    ``right``, ``left`` or ``none`` (default: the first that the model is known to be unmoved by). `threads` are
+    compute threads a worker.
     """
     started = time.perf_counter()
     root = lake_path(lake)
@@ -214,7 +214,7 @@ def _run_units(
         return {"units_done": 0, "warnings": []}
     rows = [t.num_rows for t in plan.units]
     total = sum(rows[u] for u in missing)
-    items = (Item(str(u), {"unit": u}) for u in missing)
+    items = (Item(f"unit {u}", {"unit": u}) for u in missing)
     job = Job("layerlake.extract.worker:ExtractWorker", spec, items, import_path)
     with Progress(len(missing), "units", "tokens", total_amount=total) as progress:
 
@@ -229,8 +229,11 @@ def _run_units(
 
         try:
             report = engine.run(job, on_record)
-        finally:
-            publish_catalog(run.root)
+        except BaseException:
+            with contextlib.suppress(WorldError):  # it must not hide why the job ended
+                publish_catalog(run.root)
+            raise
+    publish_catalog(run.root)
     warnings = []
     for array in run.record.arrays:
         if array.name in nonfinite:

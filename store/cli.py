@@ -24,8 +24,8 @@ def sql(
 ) -> None:
     """Run one SQL query over a lake.
 
-    Tables: runs, arrays, units, sequences, tokens, stats, probes, results, problems. The query can read the lake's catalog and
-    nothing else: no files, no network, no changes.
+    Tables: runs, arrays, units, sequences, tokens, stats, probes, results, problems. The query can read the lake's
+    catalog and nothing else: no files, no network, no changes.
     """
     from .lake import Lake
     from .printing import print_json, print_table
