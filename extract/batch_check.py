@@ -11,7 +11,7 @@ import torch
 from ..errors import LayerlakeError, ModelError
 from .batch import Batch, Padding, plan_batches, split_sequences
 from .hooks import SitePoint
-from .models import LoadedModel
+from .loaded_model import LoadedModel
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 """By dtype of a site, how far a row may lie from the same row of another batch, as a share of the row's norm.

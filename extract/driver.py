@@ -25,7 +25,8 @@ from .batch_check import check_batches
 from .data import data_digest, read_documents
 from .engine import Engine, Item, Job, make_engine
 from .labels import load_labeler
-from .models import ModelSource, load_model, short_path
+from .loaded_model import ModelSource, short_path
+from .models import load_model
 from .plan import ExtractionPlan, make_plan
 from .progress import Progress
 from .settings import choose_arrays, choose_padding, compute_settings, default_name, label_column, loadable

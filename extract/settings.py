@@ -15,7 +15,7 @@ from ..errors import RequestError
 from ..store.dtypes import stored_dtype
 from ..store.run import ArraySpec
 from .batch import Padding
-from .models import LoadedModel, ModelSource
+from .loaded_model import LoadedModel, ModelSource
 
 _MAMBA_KERNELS = ("mamba-ssm", "causal-conv1d", "kernels", "mambapy")
 

@@ -11,7 +11,7 @@ from ..errors import LayerlakeError, ModelError
 from .batch import Batch
 
 if TYPE_CHECKING:
-    from .models import LoadedModel
+    from .loaded_model import LoadedModel
 
 
 def settle_points(model: LoadedModel) -> None:

@@ -17,7 +17,8 @@ from ..store.run import ArraySpec, Run
 from ..store.unit import UnitWriter
 from .batch import Batch, Padding, plan_batches, split_sequences
 from .hooks import SitePoint
-from .models import ModelSource, load_model
+from .loaded_model import ModelSource
+from .models import load_model
 from .settings import compute_settings
 
 

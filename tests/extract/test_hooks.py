@@ -11,7 +11,8 @@ import toy_models
 from layerlake.errors import ModelError, RequestError
 from layerlake.extract.batch import Batch
 from layerlake.extract.hooks import SiteHooks, SitePoint
-from layerlake.extract.models import ModelSource, load_model
+from layerlake.extract.loaded_model import ModelSource
+from layerlake.extract.models import load_model
 from layerlake.extract.rnn import LayeredRNN, take_apart
 from torch import nn
 

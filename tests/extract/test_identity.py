@@ -14,7 +14,8 @@ import torch
 from layerlake.errors import SettingsDifferError
 from layerlake.extract.driver import extract
 from layerlake.extract.fingerprint import source_hash
-from layerlake.extract.models import ModelSource, load_model
+from layerlake.extract.loaded_model import ModelSource
+from layerlake.extract.models import load_model
 from layerlake.store.lake import Lake
 from processes import run_layerlake
 from safetensors.torch import load_file, save_file

@@ -17,7 +17,8 @@ import toy_models
 import transformers
 from layerlake.extract.batch import Batch
 from layerlake.extract.driver import extract
-from layerlake.extract.models import ModelSource, load_model
+from layerlake.extract.loaded_model import ModelSource
+from layerlake.extract.models import load_model
 from layerlake.store.lake import Lake
 from toy_models import FAMILIES, VOCABULARY, save_model
 

@@ -12,7 +12,8 @@ import torch
 from layerlake.errors import ModelError
 from layerlake.extract.batch_check import TOLERANCES
 from layerlake.extract.driver import extract
-from layerlake.extract.models import ModelSource, load_model
+from layerlake.extract.loaded_model import ModelSource
+from layerlake.extract.models import load_model
 from layerlake.extract.rnn import take_apart
 from layerlake.store.lake import Lake
 from torch import nn
