@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import subprocess
+import sys
+
 import ml_dtypes
 import numpy as np
 import pyarrow as pa
@@ -41,6 +45,20 @@ def test_S01_every_bit_pattern_survives_in_three_readers(tmp_path, dtype):
         plain = tensorstore.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": path}}).result()
         assert plain.dtype.name == dtype
         assert np.array_equal(plain.read().result()[rows].view(bits[name].dtype), bits[name][rows])
+
+
+def test_zarr_alone_opens_bfloat16_where_layerlake_is_installed(tmp_path):
+    """Through the entry point: nothing of layerlake is imported by the reader."""
+    if not [e for e in importlib.metadata.entry_points(group="zarr.data_type") if e.name == "bfloat16"]:
+        pytest.skip("layerlake is on the path here, not installed")
+    run, tables, bits = make_run(tmp_path)
+    code = (
+        "import sys, zarr, numpy as np; "
+        f"a = zarr.open_group({str(run.folder / 'activations.zarr')!r}, mode='r')['embed']; "
+        "print(a.dtype.name, 'layerlake.store.lake' in sys.modules, np.asarray(a[:3]).view(np.uint16).tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.stdout.strip() == f"bfloat16 False {bits['embed'][:3].tolist()}", done.stderr
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
