@@ -41,7 +41,6 @@ def _create_arrays(path: Path, record: RunRecord) -> None:
 
     from . import zarr_bfloat16
 
-    zarr_bfloat16.register()
     group = zarr.create_group(path, zarr_format=3)
     for array in record.arrays:
         layout = array.layout(record.unit_rows)

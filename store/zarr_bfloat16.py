@@ -1,7 +1,8 @@
-"""bfloat16 for zarr-python: registered through the entry point ``zarr.data_type``.
+"""bfloat16 for zarr-python: ``import layerlake.store.zarr_bfloat16``, and it opens our arrays.
 
-zarr-python 3.1 has no bfloat16 of its own. With layerlake installed it opens our arrays and gives
-``ml_dtypes.bfloat16``; tensorstore knows the type by itself and needs nothing of ours.
+zarr-python 3.1 has no bfloat16 of its own; with this it gives ``ml_dtypes.bfloat16``. The type is also announced
+through the entry point ``zarr.data_type``, which zarr-python 3.1.6 collects and never loads: until it does, the import
+is needed. tensorstore knows the type by itself and needs nothing of ours.
 """
 
 from __future__ import annotations
@@ -50,6 +51,4 @@ class BFloat16(BaseFloat[Any, Any]):
         return 2
 
 
-def register() -> None:
-    """Make zarr-python know ``bfloat16`` in this process, also where the entry point is not installed."""
-    data_type_registry.register(BFloat16._zarr_v3_name, BFloat16)
+data_type_registry.register(BFloat16._zarr_v3_name, BFloat16)

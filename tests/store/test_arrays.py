@@ -13,9 +13,9 @@ import pytest
 import torch
 from lakes import commit_unit, make_run
 from layerlake.errors import CorruptLakeError, RequestError
-from layerlake.store import zarr_bfloat16
 from layerlake.store.lake import Lake
 from layerlake.store.unit import UnitWriter
+from processes import environment
 
 DTYPES = ["bfloat16", "float16", "float32"]
 
@@ -35,7 +35,6 @@ def test_S01_every_bit_pattern_survives_in_three_readers(tmp_path, dtype):
 
         import zarr
 
-        zarr_bfloat16.register()
         stored = zarr.open_group(run.folder / "activations.zarr", mode="r")[name][:]
         assert np.array_equal(np.asarray(stored)[rows].view(bits[name].dtype), bits[name][rows])
 
@@ -47,17 +46,24 @@ def test_S01_every_bit_pattern_survives_in_three_readers(tmp_path, dtype):
         assert np.array_equal(plain.read().result()[rows].view(bits[name].dtype), bits[name][rows])
 
 
-def test_zarr_alone_opens_bfloat16_where_layerlake_is_installed(tmp_path):
-    """Through the entry point: nothing of layerlake is imported by the reader."""
-    if not [e for e in importlib.metadata.entry_points(group="zarr.data_type") if e.name == "bfloat16"]:
-        pytest.skip("layerlake is on the path here, not installed")
+@pytest.mark.parametrize("way", ["import", "entry point"])
+def test_zarr_opens_bfloat16_once_the_type_is_registered(tmp_path, way):
+    """zarr 3.1.6 collects the entry point and never loads it; a zarr that does needs no import of ours."""
+    if way == "import":
+        register = "import layerlake.store.zarr_bfloat16"
+    else:
+        register = "from zarr.dtype import data_type_registry; data_type_registry._lazy_load()"
+        if not [e for e in importlib.metadata.entry_points(group="zarr.data_type") if e.name == "bfloat16"]:
+            pytest.skip("layerlake is on the path here, not installed")
     run, tables, bits = make_run(tmp_path)
     code = (
-        "import sys, zarr, numpy as np; "
-        f"a = zarr.open_group({str(run.folder / 'activations.zarr')!r}, mode='r')['embed']; "
+        f"import sys, zarr, numpy as np\n{register}\n"
+        f"a = zarr.open_group({str(run.folder / 'activations.zarr')!r}, mode='r')['embed']\n"
         "print(a.dtype.name, 'layerlake.store.lake' in sys.modules, np.asarray(a[:3]).view(np.uint16).tolist())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment()
+    )
     assert done.stdout.strip() == f"bfloat16 False {bits['embed'][:3].tolist()}", done.stderr
 
 
@@ -83,7 +89,6 @@ def test_tails_are_nan_for_other_readers(tmp_path):
     run, tables, _ = make_run(tmp_path)
     import zarr
 
-    zarr_bfloat16.register()
     stored = np.asarray(zarr.open_group(run.folder / "activations.zarr", mode="r")["embed"][:]).astype(np.float32)
     tail = np.ones(len(stored), bool)
     tail[used_rows(tables)] = False
