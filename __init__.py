@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Lake", "Probe", "__version__", "extract"]
 
-_HOMES = {"Lake": ".store.lake", "Probe": ".analyze.probe", "extract": ".extract.driver"}
+_HOMES = {"Lake": ".store.lake", "Probe": ".analyze.probe"}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "extract":  # the package, which can be called
+        return importlib.import_module(".extract", __name__)
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -49,7 +49,7 @@ class UnknownNameError(RequestError):
     def of(cls, kind: str, name: object, known: Iterable[object], where: str = "") -> UnknownNameError:
         """Build the error for an unknown `name` of a `kind`, listing near and known names."""
         names = [str(k) for k in known]
-        near = difflib.get_close_matches(str(name), names, n=3)
+        near = [] if isinstance(name, int) else difflib.get_close_matches(str(name), names, n=3)
         hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
         shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
         return cls(f"There is no {kind} {str(name)!r}{where}.{hint} Known: {shown or 'none'}.")

@@ -119,7 +119,9 @@ def _versions() -> dict[str, str]:
 def _choose(run: Run, sites: Sequence[str] | None, layers: Sequence[int] | None) -> list[ArraySpec]:
     known = run.record.arrays
     chosen: list[ArraySpec] = []
-    for site in dict.fromkeys(sites or (a.site for a in known)):
+    # A layer that is asked for without a site means the sites that have layers.
+    default = (a.site for a in known if layers is None or a.layer is not None)
+    for site in dict.fromkeys(sites or default):
         of_site = [a for a in known if a.site == site]
         if not of_site or (layers is not None and of_site[0].layer is not None):
             chosen += [run.array(site, layer) for layer in dict.fromkeys(layers or [None])]

@@ -143,7 +143,7 @@ class Profile:
 
     def _caption(self) -> str | None:
         notes = {e.summary.get("auroc_reason") for e in self.entries} - {None}
-        parts = [self.counts(), *self.warnings, *(f"AUROC {note}" for note in sorted(map(str, notes)))]
+        parts = [self.counts(), *self.warnings, *(f"No AUROC: {note}" for note in sorted(map(str, notes)))]
         if any(map(_unfinished, self.entries)):
             parts.append("* the solver did not converge")
         return ". ".join(p for p in parts if p) or None

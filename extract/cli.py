@@ -75,7 +75,7 @@ def extract(
     """
     import sys
 
-    from ..store.printing import print_json
+    from ..store.printing import count, print_json
     from .driver import extract as run_extraction
 
     report = run_extraction(
@@ -110,11 +110,15 @@ def extract(
         return
     for lost in report.lost_workers:
         print(f"layerlake: {lost}", file=sys.stderr)
-    arrays = f"{len(report.arrays)} arrays ({report.arrays[0]} to {report.arrays[-1]})"
-    size = f"{report.tokens:,} tokens in {report.sequences:,} sequences of {report.documents:,} documents"
+    named = " to ".join(dict.fromkeys((report.arrays[0], report.arrays[-1])))
+    arrays = f"{count(len(report.arrays), 'array')} ({named})"
+    size = (
+        f"{count(report.tokens, 'token')} in {count(report.sequences, 'sequence')} "
+        f"of {count(report.documents, 'document')}"
+    )
     if report.units_done == 0:
         print(f"Run {report.run} is complete already: {size}, {arrays}.")
     else:
         before = report.units - report.units_done
         kept = f", {before} were there" if before else ""
-        print(f"Run {report.run} is complete: {size}, {arrays}; {report.units_done} units written{kept}.")
+        print(f"Run {report.run} is complete: {size}, {arrays}; {count(report.units_done, 'unit')} written{kept}.")

@@ -65,7 +65,7 @@ def extract(
     *,
     run: str | None = None,
     sites: Sequence[str] = ("embed", "resid_post"),
-    layers: Sequence[int] | None = None,
+    layers: Sequence[int] | int | None = None,
     dtype: str | None = None,
     window: int | None = None,
     text_column: str = "text",
@@ -98,6 +98,13 @@ def extract(
     compute threads a worker.
     """
     started = time.perf_counter()
+    if not isinstance(model, str) or not isinstance(data, (str, os.PathLike)):
+        raise RequestError(
+            "The model is named by text, a folder, a hub name or 'package.module:function', so that every worker can "
+            "load it; the data by a path."
+        )
+    sites, label_columns, labels = ((v,) if isinstance(v, str) else v for v in (sites, label_columns, labels))
+    layers = (layers,) if isinstance(layers, int) else layers
     root = lake_path(lake)
     if (root / "lake.json").exists():
         check_lake(root)
@@ -128,8 +135,11 @@ def extract(
     )
     arrays = choose_arrays(loaded, sites, layers, dtype)
     plan = make_plan(documents, sequences, unit_rows)
-    if plan.waste > _WASTE_WARNING:
-        warnings.append(f"{plan.waste:.0%} of the planned rows stay unused; shorter windows (--window) waste less.")
+    if len(plan.units) > 1 and plan.waste > _WASTE_WARNING:
+        warnings.append(
+            f"{plan.waste:.0%} of the planned rows stay unused: units of {plan.unit_rows} rows do not suit these data. "
+            "Another --unit-rows, or shorter windows, waste less."
+        )
     side = choose_padding(loaded, padding)
     record = RunRecord(
         name=run or default_name(source, data),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
+import importlib.util
 import json
 import re
 import sys
@@ -92,12 +92,24 @@ def _load_function(source: ModelSource, import_path: Sequence[str]) -> LoadedMod
     )
 
 
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
 def _load_hugging_face(source: ModelSource) -> LoadedModel:
     if not source.name.strip() or ":" in source.name:
         raise RequestError(
             f"{source.name!r} names no model: give a folder, a hub name, or a function as package.module:function."
         )
     folder = Path(source.name).expanduser()
+    module_name, _, function_name = source.name.rpartition(".")
+    if not folder.exists() and re.fullmatch(r"[A-Za-z_][\w.]*", module_name) and _is_module(module_name):
+        raise RequestError(
+            f"{source.name} is not a model folder. For the function {function_name} write {module_name}:{function_name}."
+        )
     looks_local = folder.exists() or source.name.startswith((".", "/", "~"))
     if looks_local and not (folder / "config.json").is_file():
         raise RequestError(f"{source.name} is not a model folder: it has no config.json.")

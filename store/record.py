@@ -126,22 +126,29 @@ class RunRecord:
         if asked.identity == self.identity:
             return
         mine, theirs = _flat(self), _flat(asked)
-        lines = [
-            f"{key}: the run has {mine.get(key)!r}, asked was {theirs.get(key)!r}"
-            for key in sorted(mine.keys() | theirs.keys())
-            if mine.get(key) != theirs.get(key)
-        ]
+        lines = [_difference(key, mine.get(key), theirs.get(key)) for key in dict.fromkeys([*mine, *theirs])]
+        lines = [line for line in lines if line]
         raise SettingsDifferError(
             f"Run {self.name!r} exists and was made with other settings ({'; '.join(lines[:6])}"
             f"{'; and more' if len(lines) > 6 else ''}). Choose another name with --run."
         )
 
 
+def _difference(key: str, mine: Any, theirs: Any) -> str | None:
+    if mine == theirs:
+        return None
+    if isinstance(mine, str) and isinstance(theirs, str) and len(mine) == len(theirs) == 64:
+        return f"{key} is another"  # a hash says nothing to people
+    return f"{key}: the run has {mine}, asked was {theirs}"
+
+
 def _flat(record: RunRecord) -> dict[str, Any]:
     flat: dict[str, Any] = {
-        "sites": ", ".join(f"{a.name} {a.dtype} {a.shape}" for a in record.arrays),
+        "sites": ", ".join(a.name for a in record.arrays),
+        "dtype": ", ".join(dict.fromkeys(a.dtype for a in record.arrays)),
+        "shape": ", ".join(dict.fromkeys(str(a.shape) for a in record.arrays)),
         "unit_rows": record.unit_rows,
-        "token table": record.tokens_hash[:12],
+        "the token table (ids, spans, labels, splits)": record.tokens_hash,
     }
 
     def walk(prefix: str, value: Any) -> None:

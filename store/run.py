@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..errors import CorruptLakeError, UnknownNameError
+from ..errors import CorruptLakeError, RequestError, UnknownNameError
 from .durable import exclusive_lock, file_sha256, read_sealed
 from .layout import check_run_name, is_run_name, runs_folder, unit_name
 from .plan import read_unit_tokens, tokens_file
@@ -71,6 +71,10 @@ class Run:
             raise UnknownNameError.of("site", site, dict.fromkeys(a.site for a in self.record.arrays), where)
         if layer is None and len(arrays) == 1:
             return arrays[0]
+        if layer is None:
+            raise RequestError(f"Give a layer of site {site!r}{where}: {', '.join(str(a.layer) for a in arrays)}.")
+        if arrays[0].layer is None:
+            raise RequestError(f"Site {site!r}{where} belongs to no layer; leave the layer out.")
         for array in arrays:
             if array.layer == layer:
                 return array

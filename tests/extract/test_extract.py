@@ -63,6 +63,25 @@ def test_U03_the_stored_ids_are_those_the_embedding_got(tmp_path, monkeypatch):
     assert {tuple(i) for i in stored["ids"].to_pylist()} == {tuple(i) for i in seen if any(i)}  # trials run on zeros
 
 
+def test_the_package_can_be_called_whatever_was_imported_before(tmp_path):
+    import subprocess
+    import sys
+
+    from processes import environment
+
+    data = ids_file(tmp_path / "d.jsonl")
+    for before in ("", "from layerlake import Lake", "from layerlake.extract.torch_model import TorchModel"):
+        code = (
+            f"{before}\nfrom layerlake import extract\nimport layerlake\n"
+            f"r = extract('toy_models:lstm', {str(data)!r}, {str(tmp_path / 'lake')!r}, run='r', sites='embed')\n"
+            "print(r.tokens, layerlake.extract is extract, r.arrays)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=False
+        )
+        assert done.stdout == "29 True ['embed']\n", done.stderr
+
+
 def test_the_same_call_again_changes_no_file(tmp_path):
     data = ids_file(tmp_path / "d.jsonl")
     extract("toy_models:lstm", data, tmp_path / "lake", run="r")
@@ -78,7 +97,7 @@ def test_other_settings_into_the_same_run_are_refused_and_named(tmp_path):
     extract(**base)
     before = tree(tmp_path / "lake")
     changes = {
-        "sites": {"dtype": "bfloat16"},
+        "dtype: the run has float32, asked was bfloat16": {"dtype": "bfloat16"},
         "batch_tokens": {"batch_tokens": 64},
         "padding": {"padding": "left"},
         "sites ": {"layers": [1]},
@@ -137,6 +156,8 @@ def test_wrong_requests_leave_no_lake(tmp_path):
         ((str(other), good), {}, UnknownNameError, "t5.*bert, gpt2, mamba"),
         (("toy_models:nothing", good), {}, RequestError, "nothing"),
         (("no_such_module:f", good), {}, RequestError, "no_such_module"),
+        (("toy_models.lstm", good), {}, RequestError, "write toy_models:lstm"),
+        ((toy_models.lstm, good), {}, RequestError, "named by text"),
         (("toy_models:not_a_model", good), {}, ModelError, "returned str"),
         (("toy_models:raises", good), {}, ModelError, "no weights at 3"),
         (("toy_models:never_run", good), {}, ModelError, "'unused' was executed 0 times"),
