@@ -11,11 +11,15 @@ app = typer.Typer()
 
 @app.command(epilog="Example: layerlake probe minilm --label depth --lake lake --plot profile.png")
 def probe(
-    run: Annotated[str, typer.Argument(help="The run's name.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's name.")],
     label: Annotated[str, typer.Option(help="The column of tokens to probe for.")],
     lake: Annotated[str, typer.Option("--lake", metavar="DIR", help="The lake's folder.")],
-    site: Annotated[list[str] | None, typer.Option(help="A site; repeat for more. Default: all stored.")] = None,
-    layer: Annotated[list[int] | None, typer.Option(help="A layer; repeat for more. Default: all stored.")] = None,
+    site: Annotated[
+        list[str] | None, typer.Option(metavar="SITE", help="A site; repeat for more. Default: all stored.")
+    ] = None,
+    layer: Annotated[
+        list[int] | None, typer.Option(metavar="N", help="A layer; repeat for more. Default: all stored.")
+    ] = None,
     where: Annotated[str | None, typer.Option(help="A SQL condition over the columns of tokens.")] = None,
     by: Annotated[str, typer.Option(help="Split train from test by document or by seq.")] = "document",
     seeds: Annotated[int, typer.Option(help="How many splits to fit.")] = 3,
@@ -32,7 +36,7 @@ def probe(
     plot: Annotated[str | None, typer.Option(help="Save the profile as a picture: .png, .svg or .pdf.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the profile's facts as JSON.")] = False,
 ) -> None:
-    """Fit a logistic-regression probe for a label at every layer, and show where it can be read.
+    """Fit a logistic-regression probe for a label at every layer.
 
     Beside the accuracy on unseen documents stand the majority baseline and the accuracy on shuffled labels. The same
     request again shows the stored probes.

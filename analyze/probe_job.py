@@ -41,6 +41,7 @@ _RESULT_FIELDS = (
     ("seed", pa.int32()),
     ("metric", pa.string()),
     ("value", pa.float64()),
+    ("condition", pa.string()),
     ("artifact", pa.string()),
     ("created", pa.string()),
 )
@@ -103,7 +104,7 @@ def probe_layers(
             job = Job("layerlake.analyze.probe_worker:ProbeWorker", spec, items)
             chosen.run(job, lambda key, record: progress.advance())
     entries = [load_entry(lake.root, ids[a.name], a) for a in arrays]
-    profile = Profile(label=label, run=run, entries=entries, warnings=warnings)
+    profile = Profile(label=label, run=run, entries=entries, condition=where, warnings=warnings)
     for entry in profile.entries:
         _keep_results(lake.root, replace(profile, entries=[entry]))
     publish_catalog(lake.root)
@@ -156,6 +157,7 @@ def _keep_results(root: Path, profile: Profile) -> None:
         return
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     same = {"result": artifact, "kind": "probe", "created": created, "artifact": artifact}
+    same["condition"] = profile.condition
     columns = ("run", "label", "site", "layer", "seed", "metric", "value")
     rows = [same | {k: r[k] for k in columns} for r in profile.rows()]
     table = pa.Table.from_pylist(rows, pa.schema(list(_RESULT_FIELDS)))

@@ -74,6 +74,8 @@ class Profile:
     label: str
     run: str
     entries: Sequence[ProfileEntry] = field(default_factory=tuple)
+    condition: str | None = None
+    """The SQL condition that narrowed the rows, if any."""
     warnings: Sequence[str] = ()
     """What a reader of the figures must know, in words."""
 
@@ -110,7 +112,8 @@ class Profile:
 
         A star marks an accuracy whose solver did not converge. AUROC has a column where any line has one.
         """
-        title = Text(f"How readable is {self.label} in {self.run}?", style="bold")
+        where = f" where {self.condition}" if self.condition else ""
+        title = Text(f"How readable is {self.label} in {self.run}{where}?", style="bold")
         table = Table(title=title, caption=self._caption(), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("site", no_wrap=True)
         headings = dict(zip(METRICS[:6], ("accuracy", "±", "balanced", "majority", "shuffled", "AUROC"), strict=True))
@@ -143,7 +146,11 @@ class Profile:
 
     def _caption(self) -> str | None:
         notes = {e.summary.get("auroc_reason") for e in self.entries} - {None}
-        parts = [self.counts(), *self.warnings, *(f"No AUROC: {note}" for note in sorted(map(str, notes)))]
+        parts = [
+            self.counts(),
+            *self.warnings,
+            *(f"No AUROC: {n.removeprefix('undefined: ')}" for n in sorted(map(str, notes))),
+        ]
         if any(map(_unfinished, self.entries)):
             parts.append("* the solver did not converge")
         return ". ".join(p for p in parts if p) or None

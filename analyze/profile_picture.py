@@ -19,17 +19,8 @@ MAX_TICKS = 26
 # differ too.
 LINES: dict[str, dict[str, Any]] = {
     "accuracy": {"label": "accuracy", "color": "#0072B2", "marker": "o", "lw": 2.4, "ms": 7, "zorder": 5},
-    "balanced_accuracy": {
-        "label": "balanced accuracy",
-        "color": "#D55E00",
-        "marker": "s",
-        "ls": (0, (5, 2)),
-        "lw": 1.8,
-        "ms": 5.5,
-        "zorder": 4,
-    },
     "majority": {
-        "label": "most frequent class",
+        "label": "majority (most frequent class)",
         "color": "#000000",
         "ls": (0, (1, 1.6)),
         "lw": 1.8,
@@ -70,6 +61,8 @@ def draw_profile(profile: Profile, path: Path) -> None:
         _draw_lines(axes, profile)
         _dress(axes, profile)
         title = f"How readable is “{_short(profile.label, 36)}” in {_short(profile.run, 40)}?"
+        if profile.condition:
+            title = f"{title[:-1]} where {_short(profile.condition, 30)}?"
         size = 15 if len(title) <= 62 else 11.5
         figure.suptitle(title, x=0.012, ha="left", fontsize=size, fontweight="bold")
         # Four names fit into a row, five do not.
@@ -91,9 +84,6 @@ def _draw_lines(axes: Axes, profile: Profile) -> None:
         low = [a - s for a, s in zip(accuracy, spread, strict=True)]
         high = [a + s for a, s in zip(accuracy, spread, strict=True)]
         axes.fill_between(x, low, high, color=LINES["accuracy"]["color"], alpha=0.2, lw=0, zorder=1)
-        if not crowded:
-            color = LINES["accuracy"]["color"]
-            axes.errorbar(x, accuracy, yerr=spread, fmt="none", ecolor=color, capsize=4, elinewidth=1.2)
     unfinished = [i for i, e in enumerate(profile.entries) if e.summary.get("converged") is False]
     if unfinished:
         axes.plot(
@@ -120,9 +110,7 @@ def _dress(axes: Axes, profile: Profile) -> None:
     sites = list(dict.fromkeys(e.site for e in profile.entries if e.layer is not None))
     axes.set_xlabel(f"layer ({', '.join(sites)})" if sites else "site", fontsize=12)
     axes.set_ylabel("accuracy on held-out groups", fontsize=12)
-    shown = [_number(e.summary.get(m)) for e in profile.entries for m in LINES]
-    lowest = min((v for v in shown if math.isfinite(v)), default=0.0)
-    axes.set_ylim(max(0.0, math.floor(lowest * 10 - 0.3) / 10), 1.02)
+    axes.set_ylim(0.0, 1.02)
     axes.set_xlim(-0.4, len(places) - 0.6)
     spread = any(e.summary.get("accuracy_std") is not None for e in profile.entries)
     notes = [profile.counts(), *(w.partition(":")[0] for w in profile.warnings)]

@@ -1,7 +1,7 @@
 """Extraction: models, sites, data and the engine; from a model and data to a run in a lake.
 
-The package can be called: ``from layerlake import extract; extract(model, data, lake, ...)`` is `driver.extract`. A name
-of the package that is a function and a folder at once would be one or the other, as imports happen to come.
+The package can be called: after ``from layerlake import extract``, ``extract(model, data, lake, ...)`` is
+`driver.extract`. A name that is a function and a folder at once would be one or the other, as imports come.
 """
 
 from __future__ import annotations

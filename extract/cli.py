@@ -14,19 +14,24 @@ app = typer.Typer()
     "--workers 2"
 )
 def extract(
-    model: Annotated[str, typer.Argument(help="A local Hugging Face folder, a hub name, or package.module:function.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A local Hugging Face folder, a hub name, or package.module:function."),
+    ],
     data: Annotated[
         str,
-        typer.Argument(help="A .txt file (a document a line), a .jsonl file, or a folder or glob of source files."),
+        typer.Argument(
+            metavar="DATA", help="A .txt file (a document a line), a .jsonl file, or a folder or glob of source files."
+        ),
     ],
     lake: Annotated[str, typer.Option("--lake", metavar="DIR", help="The lake's folder; made if there is none.")],
     run: Annotated[str | None, typer.Option(help="The run's name; default: from model and data.")] = None,
     site: Annotated[
         list[str] | None,
-        typer.Option(help="A site to store; repeat for more. Default: embed and resid_post."),
+        typer.Option(metavar="SITE", help="A site to store; repeat for more. Default: embed and resid_post."),
     ] = None,
     layer: Annotated[
-        list[int] | None, typer.Option(help="A layer to store, from 0; repeat for more. Default: all.")
+        list[int] | None, typer.Option(metavar="N", help="A layer to store, from 0; repeat for more. Default: all.")
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Stored as bfloat16, float16 or float32. Default: the model's own.")
@@ -37,7 +42,9 @@ def extract(
     text_column: Annotated[str, typer.Option(help="The column of a .jsonl file that holds the text.")] = "text",
     label_column: Annotated[
         list[str] | None,
-        typer.Option(help="A column of labels: one a document, or a list with one a token; repeat for more."),
+        typer.Option(
+            metavar="COLUMN", help="A column of labels: one a document, or a list with one a token; repeat for more."
+        ),
     ] = None,
     split_column: Annotated[
         str | None,
@@ -46,7 +53,8 @@ def extract(
     label: Annotated[
         list[str] | None,
         typer.Option(
-            help="Label tokens by code-depth (the column depth) or column=package.module:function; repeat for more."
+            metavar="LABELER",
+            help="Label tokens by code-depth (the column depth) or column=package.module:function; repeat for more.",
         ),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="The revision of a hub model.")] = None,

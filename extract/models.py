@@ -108,7 +108,8 @@ def _load_hugging_face(source: ModelSource) -> LoadedModel:
     module_name, _, function_name = source.name.rpartition(".")
     if not folder.exists() and re.fullmatch(r"[A-Za-z_][\w.]*", module_name) and _is_module(module_name):
         raise RequestError(
-            f"{source.name} is not a model folder. For the function {function_name} write {module_name}:{function_name}."
+            f"{source.name} is not a model folder. "
+            f"For the function {function_name} write {module_name}:{function_name}."
         )
     looks_local = folder.exists() or source.name.startswith((".", "/", "~"))
     if looks_local and not (folder / "config.json").is_file():

@@ -22,7 +22,7 @@ from ..errors import CorruptLakeError, WorldError
 from .catalog_load import StaleIndexError, create_schema, load_results, load_runs
 from .durable import exclusive_lock, file_sha256, fsync_folder, read_sealed, replace_file, sealed_json
 
-CATALOG_VERSION = 3
+CATALOG_VERSION = 4
 _KEPT_GENERATIONS = 2
 _ATTEMPTS = 20
 _GENERATION = re.compile(r"[0-9]{8,}-[0-9a-f]{8}\.duckdb")

@@ -35,7 +35,7 @@ CREATE TABLE label_columns (run VARCHAR, tab VARCHAR, place INTEGER, name VARCHA
 CREATE TABLE problems (run VARCHAR, what VARCHAR);
 CREATE TABLE result_files (name VARCHAR, bytes BIGINT, sha256 VARCHAR);
 CREATE TABLE results (result VARCHAR, kind VARCHAR, run VARCHAR, label VARCHAR, site VARCHAR, layer INTEGER,
-    seed INTEGER, metric VARCHAR, value DOUBLE, artifact VARCHAR, created VARCHAR);
+    seed INTEGER, metric VARCHAR, value DOUBLE, condition VARCHAR, artifact VARCHAR, created VARCHAR);
 CREATE VIEW runs AS SELECT run_table.run, model, revision, data, dtype, coalesce(u.units, 0) AS units,
     units_planned, coalesce(u.tokens, 0) AS tokens, tokens_planned, coalesce(u.sequences, 0) AS sequences,
     coalesce(u.units, 0) = units_planned AS complete, fingerprint, identity, plan_hash, unit_rows, created,
@@ -48,7 +48,7 @@ CREATE VIEW stats AS SELECT run, layer, site, sum(count)::BIGINT AS count, sum(n
     min(min) AS min, max(max) AS max, sum(norm * rows) / nullif(sum(rows), 0) AS norm
     FROM (SELECT *, sum(count * mean) OVER same / nullif(sum(count) OVER same, 0) AS merged_mean FROM unit_stats
           WINDOW same AS (PARTITION BY run, layer, site)) GROUP BY run, layer, site;
-CREATE VIEW probes AS PIVOT (SELECT artifact, result, run, label, site, layer, metric, value, created FROM results
+CREATE VIEW probes AS PIVOT (SELECT artifact, result, run, label, site, layer, condition, metric, value, created FROM results
     WHERE kind = 'probe' AND seed IS NULL) ON metric IN ('accuracy', 'accuracy_std', 'balanced_accuracy', 'majority',
     'random_label', 'auroc', 'n_rows', 'n_dropped', 'converged') USING any_value(value);
 """

@@ -16,7 +16,7 @@ _SHOWN_ROWS = 40
 
 @app.command(epilog='Example: layerlake sql "SELECT run, tokens FROM runs" --lake lake')
 def sql(
-    query: Annotated[str, typer.Argument(help="One SELECT or EXPLAIN statement.")],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="One SELECT or EXPLAIN statement.")],
     lake: LakeOption,
     all_rows: Annotated[bool, typer.Option("--all", help=f"Show more than {_SHOWN_ROWS} rows.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds after which the query is stopped.")] = 60.0,
@@ -62,7 +62,9 @@ def ls(lake: LakeOption, json: JsonOption = False) -> None:
 
 @app.command(epilog="Example: layerlake show minilm --lake lake")
 def show(
-    run: Annotated[str, typer.Argument(help="The run's name.")], lake: LakeOption, json: JsonOption = False
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's name.")],
+    lake: LakeOption,
+    json: JsonOption = False,
 ) -> None:
     """Show what a run was made from, its arrays and their statistics."""
     from .describe import describe_run, print_description
@@ -78,7 +80,7 @@ def show(
 
 @app.command(epilog="Example: layerlake index --lake lake")
 def index(lake: LakeOption, json: JsonOption = False) -> None:
-    """Rebuild the catalog from the lake's files; it is an index and can always be made anew."""
+    """Rebuild the catalog from the lake's files."""
     from .lake import Lake
     from .printing import count, print_json
 
@@ -101,7 +103,10 @@ def verify(
     run: Annotated[str | None, typer.Option(help="Check this run only.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Check counts and checksums of everything stored; exit code 1 when anything is wrong."""
+    """Check counts and checksums of everything stored.
+
+    Exit code 1 when anything is wrong.
+    """
     from .lake import Lake
     from .printing import count, print_json
 

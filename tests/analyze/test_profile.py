@@ -102,8 +102,7 @@ def test_picture_names_what_it_shows(profile, tmp_path):
     for words in (
         "depth",
         "tiny",
-        "balanced accuracy",
-        "most frequent class",
+        "majority (most frequent class)",
         "shuffled labels",
         "embed",
         "layer",
