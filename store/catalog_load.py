@@ -49,8 +49,9 @@ CREATE VIEW stats AS SELECT run, layer, site, sum(count)::BIGINT AS count, sum(n
     FROM (SELECT *, sum(count * mean) OVER same / nullif(sum(count) OVER same, 0) AS merged_mean FROM unit_stats
           WINDOW same AS (PARTITION BY run, layer, site)) GROUP BY run, layer, site;
 CREATE VIEW probes AS PIVOT (SELECT artifact, result, run, label, site, layer, condition, metric, value, created
-    FROM results WHERE kind = 'probe' AND seed IS NULL) ON metric IN ('accuracy', 'accuracy_std', 'balanced_accuracy', 'majority',
-    'random_label', 'auroc', 'n_rows', 'n_dropped', 'converged') USING any_value(value);
+    FROM results WHERE kind = 'probe' AND seed IS NULL) ON metric IN ('accuracy', 'accuracy_std',
+    'balanced_accuracy', 'majority', 'random_label', 'auroc', 'n_rows', 'n_dropped', 'converged')
+    USING any_value(value);
 """
 
 
