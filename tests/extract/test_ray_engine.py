@@ -311,7 +311,7 @@ def test_a_package_found_by_path_alone_is_found_in_workers(tmp_path: Path) -> No
     package = tmp_path / "somewhere" / "layerlake"
     package.parent.mkdir()
     package.symlink_to(home, target_is_directory=True)
-    code = f"import sys; sys.path.append({str(package.parent)!r})\n" + DRIVER
+    code = f"import sys; sys.path.insert(0, {str(package.parent)!r})\n" + DRIVER
     environment = clean_environment()
     environment.pop("PYTHONPATH", None)
     command = [sys.executable, "-c", code, TESTS, ""]
