@@ -18,9 +18,10 @@ from pathlib import Path
 
 import duckdb
 
-from ..errors import CorruptLakeError, WorldError
+from ..errors import CorruptLakeError, LayerlakeError, WorldError
 from .catalog_load import StaleIndexError, create_schema, load_results, load_runs
 from .durable import exclusive_lock, file_sha256, fsync_folder, read_sealed, replace_file, sealed_json
+from .run import Run
 
 CATALOG_VERSION = 4
 _KEPT_GENERATIONS = 2
@@ -126,6 +127,22 @@ def connect_catalog(root: Path) -> Iterator[duckdb.DuckDBPyConnection]:
             connection.close()
         return
     raise WorldError(f"The catalog of {root} is published faster than it can be opened. Ask again.")
+
+
+def indexed_units(run: Run) -> dict[int, int]:
+    """Give the number of rows of each unit of a run that is indexed; none where no catalog of it can be read.
+
+    Quicker than reading the record of every unit. What is committed is for the caller to know.
+    """
+    query = "SELECT unit, rows FROM units JOIN run_table USING (run) WHERE run = ? AND identity = ? AND created = ?"
+    try:
+        if named_generation(run.root) is None:
+            return {}
+        with connect_catalog(run.root) as connection:
+            rows = connection.execute(query, [run.name, run.record.identity, run.record.created])
+            return dict(rows.fetchall())
+    except (LayerlakeError, duckdb.Error):
+        return {}
 
 
 def damaged(path: Path, error: Exception) -> CorruptLakeError:

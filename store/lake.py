@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from .array_rows import ShardMaps
 from .catalog import publish_catalog
 from .layout import check_lake, lake_path
 from .reader import RunReader
@@ -29,7 +31,8 @@ class Lake:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._readers: dict[str, tuple[str, RunReader]] = {}
+        self._readers: dict[str, RunReader] = {}
+        self._maps = ShardMaps()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Lake:
@@ -65,13 +68,18 @@ class Lake:
         """
         return Selection(self, query, self.sql(query, tables=tables, timeout=timeout))
 
+    def rows(self, run: str, rows: Any) -> Selection:
+        """Select rows of a run by their numbers, without SQL."""
+        numbers = pa.array(rows, pa.int64())
+        name = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(numbers), np.int32)), pa.array([run]))
+        return Selection(self, "", pa.table({"run": name, "row": numbers}))
+
     def reader(self, run: str) -> RunReader:
         """Give the reader of a run, kept while the run is the same one."""
-        fresh = Run(self.root, run)
-        stamp = fresh.record.identity + fresh.record.created
-        if run not in self._readers or self._readers[run][0] != stamp:
-            self._readers[run] = (stamp, RunReader(fresh))
-        return self._readers[run][1]
+        known = self._readers.get(run)
+        if known is None or not known.run.is_there():
+            known = self._readers[run] = RunReader(Run(self.root, run), self._maps)
+        return known
 
     def index(self) -> Path:
         """Rebuild the catalog from the lake's files and return the new generation's path."""

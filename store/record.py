@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import re
@@ -74,7 +75,7 @@ class RunRecord:
     files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of the files that are written with the run and never again, by their path in the run's folder."""
 
-    @property
+    @functools.cached_property
     def identity(self) -> str:
         """Hash of everything that can change a stored byte of this run."""
         parts = {

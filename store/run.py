@@ -27,6 +27,8 @@ class Run:
         self.name = name
         self.folder = runs_folder(root) / name
         self._intact: set[Path] = set()
+        self._layouts: dict[ArraySpec, ShardLayout] = {}
+        self._record_stat: tuple[int, int, int] | None = None
         if not is_run_name(name) or not (self.folder / "run.json").is_file():
             raise UnknownNameError.of("run", name, run_names(root), f" in {root}")
 
@@ -34,12 +36,21 @@ class Run:
     def record(self) -> RunRecord:
         """What run.json says."""
         path = self.folder / "run.json"
+        with contextlib.suppress(OSError):
+            self._record_stat = _file_stat(path)
         record = RunRecord.from_json(read_sealed(path), path)
         if record.name != self.name:
             raise CorruptLakeError(
                 f"{path} is the record of run {record.name!r}: a run is known by its folder's name, which must stay."
             )
         return record
+
+    def is_there(self) -> bool:
+        """Say whether the run is still the one that was opened: its record is written once and never touched."""
+        try:
+            return self._record_stat == _file_stat(self.folder / "run.json")
+        except OSError:
+            return False
 
     def intact(self, name: str) -> Path:
         """Give a file that was written with the run, by its path in the folder; `CorruptLakeError` if it changed."""
@@ -82,7 +93,9 @@ class Run:
 
     def layout(self, array: ArraySpec) -> ShardLayout:
         """Give the geometry of an array's shards."""
-        return array.layout(self.record.unit_rows)
+        if array not in self._layouts:
+            self._layouts[array] = array.layout(self.record.unit_rows)
+        return self._layouts[array]
 
     def shard_path(self, array: ArraySpec, unit: int) -> Path:
         """Give the file that holds a unit's rows of an array."""
@@ -116,6 +129,11 @@ class Run:
         )
         with exclusive_lock(self.folder / "driver.lock", busy):
             yield
+
+
+def _file_stat(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def run_names(root: Path) -> list[str]:

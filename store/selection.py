@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from ..errors import RequestError
+from .array_rows import ArrayRows
 from .dtypes import StoredDtype
 from .reader import RunReader
 
@@ -17,9 +18,14 @@ if TYPE_CHECKING:
 
     from .lake import Lake
 
+Layers = int | Sequence[int] | None
+
 
 class Batch(NamedTuple):
-    """A part of a selection: `array` is (n, width) float32, row k belonging to row k of `table`."""
+    """A part of a selection: `array` is (n, *trailing) float32, row k belonging to row k of `table`.
+
+    With a list of layers it is (layers, n, *trailing).
+    """
 
     array: np.ndarray
     table: pa.Table
@@ -55,6 +61,7 @@ class Selection:
         coded = table["run"].combine_chunks().cast(pa.string()).dictionary_encode()
         self._run_names: list[str] = coded.dictionary.to_pylist()
         self._run_codes: np.ndarray = coded.indices.to_numpy(zero_copy_only=False)
+        self._sources: dict[tuple[int | None, str], _Source] = {}
         self._readers: list[RunReader] = [lake.reader(name) for name in self._run_names]
         for code, reader in enumerate(self._readers):
             reader.check_rows(self.rows[self._run_codes == code])
@@ -62,25 +69,34 @@ class Selection:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def bits(self, layer: int | None = None, site: str = "resid_post") -> np.ndarray:
-        """Gather the stored bits, (n, *trailing) uint16 or uint32, exactly as the file has them."""
-        return self._gather(np.arange(len(self)), layer, site)[0]
+    def bits(self, layer: Layers = None, site: str = "resid_post") -> np.ndarray:
+        """Gather the stored bits, (n, *trailing) uint16 or uint32, exactly as the file has them.
 
-    def array(self, layer: int | None = None, site: str = "resid_post") -> np.ndarray:
-        """Gather the values as float32 numbers, (n, *trailing); exact for every stored dtype."""
-        bits, dtype = self._gather(np.arange(len(self)), layer, site)
+        A list of layers gives them all, (layers, n, *trailing), in the list's order.
+        """
+        return self._gather(self.rows, self._run_codes, layer, site)[0]
+
+    def array(self, layer: Layers = None, site: str = "resid_post") -> np.ndarray:
+        """Gather the values as float32 numbers, (n, *trailing); exact for every stored dtype.
+
+        A list of layers gives them all, (layers, n, *trailing), in the list's order.
+        """
+        bits, dtype = self._gather(self.rows, self._run_codes, layer, site)
         return dtype.to_float32(bits)
 
-    def tensor(self, layer: int | None = None, site: str = "resid_post") -> torch.Tensor:
-        """Gather the values as a torch tensor of the stored dtype, (n, *trailing), bit for bit."""
+    def tensor(self, layer: Layers = None, site: str = "resid_post") -> torch.Tensor:
+        """Gather the values as a torch tensor of the stored dtype, (n, *trailing), bit for bit.
+
+        A list of layers gives them all, (layers, n, *trailing), in the list's order.
+        """
         import torch
 
-        bits, dtype = self._gather(np.arange(len(self)), layer, site)
+        bits, dtype = self._gather(self.rows, self._run_codes, layer, site)
         return torch.from_numpy(bits).view(getattr(torch, dtype.name))
 
     def batches(
         self,
-        layer: int | None = None,
+        layer: Layers = None,
         site: str = "resid_post",
         *,
         size: int = 4096,
@@ -94,37 +110,72 @@ class Selection:
         """
         if size < 1:
             raise RequestError(f"A batch needs at least one row, not {size}.")
-        self._arrays(layer, site)  # an unknown site is an error now, not at the first batch
+        self._gather(
+            self.rows[:0], self._run_codes[:0], layer, site
+        )  # an unknown site is an error now, not at the first batch
         return self._batches(layer, site, size, shuffle, seed, drop_last)
 
     def _batches(
-        self, layer: int | None, site: str, size: int, shuffle: bool, seed: int, drop_last: bool
+        self, layer: Layers, site: str, size: int, shuffle: bool, seed: int, drop_last: bool
     ) -> Iterator[Batch]:
         order = np.random.default_rng(seed).permutation(len(self)) if shuffle else np.arange(len(self))
         end = len(order) - len(order) % size if drop_last else len(order)
         for first in range(0, end, size):
             chosen = order[first : first + size]
-            bits, dtype = self._gather(chosen, layer, site)
+            bits, dtype = self._gather(self.rows[chosen], self._run_codes[chosen], layer, site)
             yield Batch(dtype.to_float32(bits), self.table.take(pa.array(chosen)))
 
-    def _arrays(self, layer: int | None, site: str) -> tuple[StoredDtype, tuple[int, ...], list[Any]]:
-        arrays = [r.run.array(site, layer) for r in self._readers]
-        kinds = {(a.dtype, a.shape) for a in arrays}
-        if not kinds:
-            raise RequestError("The selection is empty: the query returned no rows, so there is nothing to gather.")
-        if len(kinds) > 1:
-            shown = "; ".join(f"{r.run.name}: {a.dtype} {a.shape}" for r, a in zip(self._readers, arrays, strict=True))
-            raise RequestError(f"The runs of this selection differ at {site} {layer} ({shown}). Select one at a time.")
-        return self._readers[0].run.layout(arrays[0]).dtype, arrays[0].shape, arrays
+    def _source(self, layer: int | None, site: str) -> _Source:
+        """Find an array in each run of the selection; they must be alike."""
+        key = (layer, site)
+        if key not in self._sources:
+            arrays = [r.run.array(site, layer) for r in self._readers]
+            kinds = {(a.dtype, a.shape) for a in arrays}
+            if not kinds:
+                raise RequestError("The selection is empty: its query gave no rows, so there is nothing to gather.")
+            if len(kinds) > 1:
+                pairs = zip(self._readers, arrays, strict=True)
+                shown = "; ".join(f"{r.run.name}: {a.dtype} {a.shape}" for r, a in pairs)
+                raise RequestError(f"The runs of this selection differ at {site} {layer} ({shown}). Select one a time.")
+            rows = [reader.rows(array) for reader, array in zip(self._readers, arrays, strict=True)]
+            self._sources[key] = _Source(rows[0].layout.dtype, arrays[0].shape, rows)
+        return self._sources[key]
 
-    def _gather(self, chosen: np.ndarray, layer: int | None, site: str) -> tuple[np.ndarray, StoredDtype]:
-        dtype, shape, arrays = self._arrays(layer, site)
-        out = np.empty((len(chosen), *shape), dtype.bits)
-        rows, codes = self.rows[chosen], self._run_codes[chosen]
-        for code, (reader, array) in enumerate(zip(self._readers, arrays, strict=True)):
+    def _gather(self, rows: np.ndarray, codes: np.ndarray, layer: Layers, site: str) -> tuple[np.ndarray, StoredDtype]:
+        """Gather the bits of some of the selection's rows, given with the runs they belong to."""
+        if not isinstance(layer, Iterable):
+            source = self._source(layer, site)
+            out = np.empty((len(rows), *source.shape), source.dtype.bits)
+            source.gather(rows, codes, out)
+            return out, source.dtype
+        sources = [self._source(each, site) for each in layer]
+        if not sources:
+            raise RequestError("The list of layers is empty: name at least one.")
+        if len({(s.dtype, s.shape) for s in sources}) > 1:
+            raise RequestError(f"The layers {list(layer)} of {site} differ in dtype or shape: ask for each alone.")
+        out = np.empty((len(sources), len(rows), *sources[0].shape), sources[0].dtype.bits)
+        for part, source in zip(out, sources, strict=True):
+            source.gather(rows, codes, part)
+        return out, sources[0].dtype
+
+
+class _Source(NamedTuple):
+    """An array of one dtype and trailing shape in each run of a selection."""
+
+    dtype: StoredDtype
+    shape: tuple[int, ...]
+    runs: list[ArrayRows]
+
+    def gather(self, rows: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:
+        """Copy the bits of rows, each of the run that its code says, into `out`."""
+        if len(self.runs) == 1:
+            self.runs[0].gather(rows, out)
+            return
+        for code, run in enumerate(self.runs):
             where = np.flatnonzero(codes == code)
-            reader.gather(array, rows[where], out, where)
-        return out, dtype
+            part = np.empty((len(where), *out.shape[1:]), out.dtype)
+            run.gather(rows[where], part)
+            out[where] = part
 
 
 def _is_text(kind: pa.DataType) -> bool:

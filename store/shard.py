@@ -8,8 +8,10 @@ and without gaps, so the rows of a shard are one C-contiguous block that can be 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,28 +33,29 @@ class ShardLayout:
     trailing: tuple[int, ...]
     dtype: StoredDtype
 
-    @property
+    @functools.cached_property
     def chunks(self) -> int:
         """Inner chunks a shard."""
         return self.rows // self.chunk_rows
 
-    @property
+    @functools.cached_property
     def chunk_bytes(self) -> int:
         """Bytes of an inner chunk."""
         return self.chunk_rows * math.prod(self.trailing) * self.dtype.itemsize
 
-    @property
+    @functools.cached_property
     def data_bytes(self) -> int:
         """Bytes of all rows, which the index follows."""
         return self.chunks * self.chunk_bytes
 
-    @property
+    @functools.cached_property
     def file_bytes(self) -> int:
         """Bytes of a shard file."""
         return self.data_bytes + self.chunks * 16 + _CHECKSUM_BYTES
 
+    @functools.cached_property
     def index(self) -> bytes:
-        """Give the index: (offset, length) of each inner chunk as little-endian uint64, then its crc32c."""
+        """The index: (offset, length) of each inner chunk as little-endian uint64, then its crc32c."""
         pairs = np.empty((self.chunks, 2), "<u8")
         pairs[:, 0] = np.arange(self.chunks, dtype=np.uint64) * np.uint64(self.chunk_bytes)
         pairs[:, 1] = self.chunk_bytes
@@ -108,7 +111,7 @@ class ShardWriter:
         self._rows.flush()
         with self.path.open("r+b") as file:
             file.seek(self.layout.data_bytes)
-            file.write(self.layout.index())
+            file.write(self.layout.index)
             file.flush()
             os.fsync(file.fileno())
         return checksums, self._rows[:used]
@@ -124,29 +127,37 @@ def map_rows(path: Path, layout: ShardLayout, mode: str = "r") -> np.memmap:
     return np.memmap(path, layout.dtype.bits, mode, shape=(layout.rows, *layout.trailing))  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
+@contextlib.contextmanager
+def named_shard(path: Path) -> Iterator[None]:
+    """Turn an error of the operating system into a `CorruptLakeError` that names the shard."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise CorruptLakeError(f"{path} is missing, although its unit is committed. Run `layerlake verify`.") from None
+    except OSError as error:
+        raise CorruptLakeError(f"{path} cannot be read ({error.strerror}). Run `layerlake verify`.") from error
+
+
+def check_shard(fd: int, path: Path, layout: ShardLayout) -> None:
+    """Raise `CorruptLakeError` unless an open shard has its size and the index it must have."""
+    size = os.fstat(fd).st_size
+    if size != layout.file_bytes:
+        raise CorruptLakeError(
+            f"{path} has {size} bytes, not {layout.file_bytes}: it was cut or replaced. "
+            "Run `layerlake verify` to see what else is damaged."
+        )
+    if os.pread(fd, len(layout.index), layout.data_bytes) != layout.index:
+        raise CorruptLakeError(f"The chunk index of {path} is damaged. Run `layerlake verify` to see what else is.")
+
+
 def open_shard(path: Path, layout: ShardLayout) -> np.memmap:
     """Memory-map the rows of a published shard after checking its size and its index.
 
     Raises `CorruptLakeError` when the file is missing, has another size, or its index is not the one it must have.
     """
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != layout.file_bytes:
-                raise CorruptLakeError(
-                    f"{path} has {size} bytes, not {layout.file_bytes}: it was cut or replaced. "
-                    "Run `layerlake verify` to see what else is damaged."
-                )
-            file.seek(layout.data_bytes)
-            if file.read() != layout.index():
-                raise CorruptLakeError(
-                    f"The chunk index of {path} is damaged. Run `layerlake verify` to see what else is."
-                )
-    except FileNotFoundError:
-        raise CorruptLakeError(f"{path} is missing, although its unit is committed. Run `layerlake verify`.") from None
-    except OSError as error:
-        raise CorruptLakeError(f"{path} cannot be read ({error.strerror}). Run `layerlake verify`.") from error
-    return map_rows(path, layout)
+    with named_shard(path), path.open("rb") as file:
+        check_shard(file.fileno(), path, layout)
+        return map_rows(path, layout)
 
 
 def chunk_checksums(rows: np.ndarray, layout: ShardLayout) -> list[int]:

@@ -137,7 +137,7 @@ def test_rows_without_a_token_are_refused(tmp_path):
     run, tables, _ = make_run(tmp_path)
     lake = Lake.open(tmp_path)
     hole = tables[0].num_rows
-    for row, why in [(hole, "no token"), (-1, "not committed"), (10**9, "not committed")]:
+    for row, why in [(hole, "no token"), (-1, "no such row"), (10**9, "no such row")]:
         with pytest.raises(RequestError, match=f"Row {row} of run 'toy' cannot be read: .*{why}"):
             lake.select(f"SELECT 'toy' AS run, {row} AS row")
     with pytest.raises(RequestError, match="columns run and row"):
