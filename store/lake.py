@@ -13,8 +13,9 @@ from .catalog import publish_catalog
 from .layout import check_lake, lake_path
 from .reader import RunReader
 from .run import Run, run_names
-from .selection import Selection
+from .selection import Selection, row_numbers
 from .sql import run_sql
+from .verified import ChunkVerifier
 from .verify import Problem, verify_lake
 
 
@@ -30,6 +31,10 @@ class Lake:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._readers: dict[str, tuple[str, RunReader]] = {}
+        self._verifiers: dict[str, tuple[RunReader, ChunkVerifier]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).open, (str(self.root),)  # nothing that is open travels to another process
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Lake:
@@ -57,13 +62,32 @@ class Lake:
         """
         return run_sql(self.root, query, tables=tables, timeout=timeout)
 
-    def select(self, query: str, *, tables: Mapping[str, Any] | None = None, timeout: float = 60.0) -> Selection:
+    def select(
+        self,
+        query: str,
+        *,
+        tables: Mapping[str, Any] | None = None,
+        timeout: float = 60.0,
+        verify: bool = False,
+    ) -> Selection:
         """Select rows with a query that returns at least the columns `run` and `row`.
 
         A query with LIMIT but without ORDER BY may name other rows each time; the selection's `table` holds the rows
-        that were used.
+        that were used. With `verify`, the checksum of every inner chunk (about 1 MiB) is checked before values of it
+        are given out, each chunk once: `CorruptLakeError` names the file and the rows.
         """
-        return Selection(self, query, self.sql(query, tables=tables, timeout=timeout))
+        return Selection(self, query, self.sql(query, tables=tables, timeout=timeout), verify=verify)
+
+    def rows(self, run: str, rows: Any, *, verify: bool = False) -> Selection:
+        """Select rows of a run by number, in the order given, duplicates kept; no SQL is needed.
+
+        `rows` is any one-dimensional sequence or array of integers. `RequestError` when it is not, or when no token
+        stands in one of them.
+        """
+        numbers = row_numbers(rows)
+        name = self.run(run).name
+        table = pa.table({"run": pa.repeat(name, len(numbers)), "row": numbers})
+        return Selection(self, f"{len(numbers)} rows of run {name!r} by number", table, verify=verify)
 
     def reader(self, run: str) -> RunReader:
         """Give the reader of a run, kept while the run is the same one."""
@@ -72,6 +96,13 @@ class Lake:
         if run not in self._readers or self._readers[run][0] != stamp:
             self._readers[run] = (stamp, RunReader(fresh))
         return self._readers[run][1]
+
+    def verifier(self, run: str) -> ChunkVerifier:
+        """Give what checks the chunks of a run, kept as long as its reader: each chunk is checked once."""
+        reader = self.reader(run)
+        if run not in self._verifiers or self._verifiers[run][0] is not reader:
+            self._verifiers[run] = (reader, ChunkVerifier(reader.run))
+        return self._verifiers[run][1]
 
     def index(self) -> Path:
         """Rebuild the catalog from the lake's files and return the new generation's path."""
