@@ -159,7 +159,8 @@ def write_parquet(export: Export, file: BinaryIO) -> None:
             for first, bits in export.blocks():
                 flat = pa.array(export.dtype.to_float32(bits).reshape(-1), pa.float32())
                 columns = table.slice(first, len(bits)).columns
-                block = pa.Table.from_arrays([*columns, pa.FixedSizeListArray.from_arrays(flat, type=kind)], schema)
+                lists = pa.FixedSizeListArray.from_arrays(flat, type=kind)
+                block = pa.Table.from_arrays([*columns, lists], schema=schema)
                 writer.write_table(block, row_group_size=len(bits))
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise RequestError(f"The table of the selection cannot be written as Parquet: {error}") from error
