@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..errors import CorruptLakeError
 from .durable import file_sha256
@@ -46,12 +46,11 @@ def token_context(run: Run, row: int, n: int) -> Context:
     if file_sha256(path) != run.unit_record(unit)["tokens"]["sha256"]:
         raise CorruptLakeError(f"{path} holds other bytes than were written. Run `layerlake verify`.")
     table = read_table(path)
-    seq = table["seq"][pc.index(table["row"], row).as_py()]
-    same = table.filter(pa.array(table["seq"].to_numpy() == seq)).sort_by("pos")
-    at = pc.index(same["row"], row).as_py()
+    seq = table["seq"].to_numpy()
+    same = table.filter(pa.array(seq == seq[table["row"].to_numpy() == row])).sort_by("pos")
+    at = int(np.flatnonzero(same["row"].to_numpy() == row)[0])
     first = max(0, at - n)
-    columns = ("token", "token_id", "char_start", "char_end")
-    window = same.select(columns).slice(first, at - first + n + 1).to_pylist()
+    window = same.slice(first, at + n + 1 - first).to_pylist()
     at -= first
     pieces = [str(t["token_id"]) if t["token"] is None else t["token"] for t in window]
     spans = [_span(t["char_start"], t["char_end"]) for t in window]
