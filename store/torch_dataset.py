@@ -79,7 +79,7 @@ class SelectionDataset(IterableDataset[dict[str, Any]]):
         self._selection.table = selection.table.select(["run", "row"])  # what else there is need not travel to workers
         self._epoch = 0
         self._shared_epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-        self._process = os.getpid()
+        self._process: int | None = os.getpid()
         if not len(self):
             count = count_batches(len(selection), self.size or 1, drop_last=drop_last)
             raise RequestError(
@@ -105,6 +105,12 @@ class SelectionDataset(IterableDataset[dict[str, Any]]):
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         mine = range(self.rank + worker * self.world_size, len(self) * self.world_size, workers * self.world_size)
         return self._batches(order, mine) if self.size else self._rows(order[mine.start : mine.stop : mine.step])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._process = None
+        if not self._shared_epoch.is_shared():  # pickled to a file or another machine, not for a worker of this loader
+            self._shared_epoch.share_memory_()
 
     def _settle(self) -> None:
         """Find the epoch, and, in a process that was forked or to which this was sent, open the lake anew.

@@ -90,8 +90,10 @@ def test_any_number_of_forked_workers_gives_the_same_batches_in_the_same_order(s
             assert read(dataset, workers, multiprocessing_context="fork") == one
 
 
-def epochs_of_persistent_workers(sel: Any, context: str, workers: int) -> None:
+def epochs_of_persistent_workers(sel: Any, context: str, workers: int, sent: bool = False) -> None:
     dataset = sel.torch_dataset(0, size=7, shuffle=True, seed=3, columns=["token"])
+    if sent:
+        dataset = pickle.loads(pickle.dumps(dataset))  # noqa: S301  (bytes made here)
     expected = {}
     for epoch in (4, 0, 1):
         dataset.set_epoch(epoch)
@@ -117,6 +119,10 @@ def epochs_of_persistent_workers(sel: Any, context: str, workers: int) -> None:
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_set_epoch_reaches_persistent_workers_that_were_forked(sel, workers):
     epochs_of_persistent_workers(sel, "fork", workers)
+
+
+def test_set_epoch_reaches_persistent_workers_of_a_dataset_that_was_pickled(sel):
+    epochs_of_persistent_workers(sel, "fork", 2, sent=True)
 
 
 def test_set_epoch_reaches_persistent_workers_that_were_spawned(sel):
