@@ -72,7 +72,7 @@ def test_bits_of_any_select_are_those_of_zarr(lake, name, site, layer, array):
 
 def test_a_pandas_frame_selects_its_rows_in_its_order(lake):
     pandas = pytest.importorskip("pandas")
-    mine = pandas.DataFrame({"run": ["b", "a", "b"], "row": [30, 0, 30], "why": ["x", "y", "z"]})
+    mine = pandas.DataFrame({"run": ["b", "a", "b"], "row": [40, 0, 40], "why": ["x", "y", "z"]})
     sel = lake.select("SELECT run, row, why FROM mine", tables={"mine": mine})
     assert sel.table["why"].to_pylist() == ["x", "y", "z"]
     assert np.array_equal(sel.bits(0), read_by_zarr(lake, sel.table, "resid_post-0"))
