@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -63,10 +62,29 @@ def marked_text(pieces: Sequence[str], spans: Sequence[Span], at: int) -> str:
     Where the spans of two neighbours are known, white space stands between them if it does in the document;
     elsewhere they are parted by a space.
     """
-    shown = [plain_piece(piece, span) for piece, span in zip(pieces, spans, strict=True)]
-    shown[at] = f">>{shown[at]}<<"
-    gaps = [" " if a is None or b is None or b[0] > a[1] else "" for a, b in pairwise(spans)]
-    return "".join(part for pair in zip(shown, [*gaps, ""], strict=True) for part in pair)
+    text = ""
+    last: Span = None
+    for piece, span, marked in _whole_characters(pieces, spans, at):
+        parted = last is None or span is None or span[0] > last[1]
+        shown = plain_piece(piece, span)
+        text += (" " if text and parted else "") + (f">>{shown}<<" if marked else shown)
+        last = span
+    return text
+
+
+def _whole_characters(pieces: Sequence[str], spans: Sequence[Span], at: int) -> Iterator[tuple[str, Span, bool]]:
+    """Join pieces that have a character in common, the marked one excepted, so that it can be read."""
+    held: tuple[str, Span, bool] | None = None
+    for k, (piece, span) in enumerate(zip(pieces, spans, strict=True)):
+        before = held[1] if held else None
+        if held and not held[2] and k != at and before and span and span[0] < before[1]:
+            held = (held[0] + piece, (before[0], max(before[1], span[1])), False)
+            continue
+        if held:
+            yield held
+        held = (piece, span, k == at)
+    if held:
+        yield held
 
 
 def plain_piece(piece: str, span: Span) -> str:
@@ -76,18 +94,24 @@ def plain_piece(piece: str, span: Span) -> str:
     its span is the text itself (a ``###`` of Markdown). White space in front is left out, as the spans say where it
     is; line breaks are shown as ``\\n``. Byte pieces that are no whole character stay as they are.
     """
+    return _characters(piece, span).replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+
+
+def _characters(piece: str, span: Span) -> str:
     length = None if span is None else span[1] - span[0]
-    white = _from_bytes(piece)
-    if white is not None and white.isspace():
-        return white.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    decoded = _from_bytes(piece)
+    if decoded is not None and decoded.isspace():
+        return decoded
+    if not piece.strip("▁"):
+        return " " * len(piece)
     if length is None or length == len(piece):
         return piece
+    if decoded is not None and len(decoded.lstrip()) == length:
+        return decoded.lstrip()
     if piece.startswith("##") and len(piece) > 2:
         return piece[2:]
-    if piece.startswith("▁") and len(piece) > 1:
-        return piece[1:]
-    if white is not None and len(white.lstrip()) == length:
-        return white.lstrip()
+    if piece.startswith("▁"):
+        return piece.lstrip("▁").replace("▁", " ")
     return piece.lstrip("Ġ") or piece
 
 

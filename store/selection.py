@@ -69,7 +69,8 @@ class Selection:
     def _open(self) -> None:
         table = self.table
         self.rows: np.ndarray = table["row"].to_numpy().astype(np.int64, copy=False)
-        coded = table["run"].combine_chunks().cast(pa.string()).dictionary_encode()
+        # Encoded before the chunks are joined: the names of billions of rows do not fit into one array of text.
+        coded = table["run"].cast(pa.string()).dictionary_encode().unify_dictionaries().combine_chunks()
         self._run_names: list[str] = coded.dictionary.to_pylist()
         self._run_codes: np.ndarray = coded.indices.to_numpy(zero_copy_only=False)
         self._readers: list[RunReader] = [self.lake.reader(name) for name in self._run_names]

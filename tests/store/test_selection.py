@@ -117,6 +117,19 @@ def test_rows_that_are_no_row_numbers_are_refused(lake, rows):
         lake.rows("a", rows)
 
 
+def test_a_table_in_pieces_of_different_runs(lake):
+    from layerlake.store.selection import Selection
+
+    pieces = [("a", [3]), ("b", [4, 5]), ("a", []), ("b", [0]), ("a", [9, 3])]
+    kinds = [lambda runs: pa.array(runs, pa.string()), lambda runs: pa.array(runs, pa.string()).dictionary_encode()]
+    for kind in kinds:
+        table = pa.concat_tables(
+            pa.table({"run": kind([run] * len(rows)), "row": pa.array(rows, pa.int64())}) for run, rows in pieces
+        )
+        assert table["run"].num_chunks == 5
+        assert np.array_equal(Selection(lake, "", table).bits(0), read_by_zarr(lake, table, "resid_post-0"))
+
+
 def test_rows_are_validated_as_those_of_a_query(lake):
     for row, why in [(-1, "not committed"), (10**9, "not committed"), (20, "no token")]:
         with pytest.raises(RequestError, match=why):
