@@ -170,6 +170,7 @@ def write_parquet(export: Export, file: BinaryIO) -> None:
 def new_file(path: Path, lake: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
     """Open a file that has its name, at once, when it is whole and durable; after an error nothing is left.
 
+    A process that is killed leaves its temporary file, ``NAME.PROCESS.RANDOM.tmp``, and never a part under the name.
     `RequestError`: the name is taken and `overwrite` is false, its folder is not there, or it lies in the lake.
     """
     _check_target(path, lake, overwrite)
