@@ -15,8 +15,9 @@ from .catalog import publish_catalog
 from .layout import check_lake, lake_path
 from .reader import RunReader
 from .run import Run, run_names
-from .selection import Selection
+from .selection import Selection, row_numbers
 from .sql import run_sql
+from .verified import ChunkVerifier
 from .verify import Problem, verify_lake
 
 
@@ -33,6 +34,10 @@ class Lake:
         self.root = root
         self._readers: dict[str, RunReader] = {}
         self._maps = ShardMaps()
+        self._verifiers: dict[str, tuple[RunReader, ChunkVerifier]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).open, (str(self.root),)  # nothing that is open travels to another process
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Lake:
@@ -60,19 +65,33 @@ class Lake:
         """
         return run_sql(self.root, query, tables=tables, timeout=timeout)
 
-    def select(self, query: str, *, tables: Mapping[str, Any] | None = None, timeout: float = 60.0) -> Selection:
+    def select(
+        self,
+        query: str,
+        *,
+        tables: Mapping[str, Any] | None = None,
+        timeout: float = 60.0,
+        verify: bool = False,
+    ) -> Selection:
         """Select rows with a query that returns at least the columns `run` and `row`.
 
         A query with LIMIT but without ORDER BY may name other rows each time; the selection's `table` holds the rows
-        that were used.
+        that were used. With `verify`, the checksum of every inner chunk (about 1 MiB) is checked before values of it
+        are given out, each chunk once: `CorruptLakeError` names the file and the rows.
         """
-        return Selection(self, query, self.sql(query, tables=tables, timeout=timeout))
+        return Selection(self, query, self.sql(query, tables=tables, timeout=timeout), verify=verify)
 
-    def rows(self, run: str, rows: Any) -> Selection:
-        """Select rows of a run by their numbers, without SQL."""
-        numbers = pa.array(rows, pa.int64())
-        name = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(numbers), np.int32)), pa.array([run]))
-        return Selection(self, "", pa.table({"run": name, "row": numbers}))
+    def rows(self, run: str, rows: Any, *, verify: bool = False) -> Selection:
+        """Select rows of a run by number, in the order given, duplicates kept; no SQL is needed.
+
+        `rows` is any one-dimensional sequence or array of integers. `RequestError` when it is not, or when no token
+        stands in one of them.
+        """
+        numbers = row_numbers(rows)
+        self.reader(run)
+        name = pa.DictionaryArray.from_arrays(np.zeros(len(numbers), np.int32), [run])
+        table = pa.table({"run": name, "row": numbers})
+        return Selection(self, f"{len(numbers)} rows of run {run!r} by number", table, verify=verify)
 
     def reader(self, run: str) -> RunReader:
         """Give the reader of a run, kept while the run is the same one."""
@@ -80,6 +99,13 @@ class Lake:
         if known is None or not known.run.is_there():
             known = self._readers[run] = RunReader(Run(self.root, run), self._maps)
         return known
+
+    def verifier(self, run: str) -> ChunkVerifier:
+        """Give what checks the chunks of a run, kept as long as its reader: each chunk is checked once."""
+        reader = self.reader(run)
+        if run not in self._verifiers or self._verifiers[run][0] is not reader:
+            self._verifiers[run] = (reader, ChunkVerifier(reader.run))
+        return self._verifiers[run][1]
 
     def index(self) -> Path:
         """Rebuild the catalog from the lake's files and return the new generation's path."""

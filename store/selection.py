@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ..errors import RequestError
-from .array_rows import ArrayRows
+from ..errors import RequestError, UnknownNameError, WorldError
+from .context import Context, token_context
 from .dtypes import StoredDtype
+from .export import write_file, write_npy, write_parquet, write_safetensors
+from .order import check_whole, count_batches, row_order
 from .reader import RunReader
+from .source import Source
 
 if TYPE_CHECKING:
     import torch
 
     from .lake import Lake
+    from .torch_dataset import SelectionDataset
 
 Layers = int | Sequence[int] | None
 
@@ -31,17 +38,23 @@ class Batch(NamedTuple):
     table: pa.Table
 
 
+_NOTHING = np.empty(0, np.int64)
+
+
 class Selection:
     """Rows of one or more runs in the order of a query's result, with their activations.
 
-    `table` is the query's result as an Arrow table. Row k of every array belongs to row k of it. Memory-mapped reads
-    do not verify checksums; `layerlake verify` does.
+    `table` is the query's result as an Arrow table. Row k of every array belongs to row k of it. Reading does not
+    check checksums unless `verify` was asked for; `layerlake verify` checks everything.
+
+    It can be pickled, and is opened anew where it arrives: the lake must be there under the same path.
     """
 
-    def __init__(self, lake: Lake, query: str, table: pa.Table) -> None:
+    def __init__(self, lake: Lake, query: str, table: pa.Table, *, verify: bool = False) -> None:
         self.lake = lake
         self.query = query
         self.table = table
+        self.verify = verify
         missing = {"run", "row"} - set(table.column_names)
         if missing:
             raise RequestError(
@@ -57,14 +70,33 @@ class Selection:
             raise RequestError(f"Column row of the selection is {table['row'].type}, not an integer.")
         if table.num_rows and not _is_text(table["run"].type):
             raise RequestError(f"Column run of the selection is {table['run'].type}, not text.")
-        self.rows: np.ndarray = table["row"].to_numpy().astype(np.int64, copy=False)
-        coded = table["run"].combine_chunks().cast(pa.string()).dictionary_encode()
-        self._run_names: list[str] = coded.dictionary.to_pylist()
-        self._run_codes: np.ndarray = coded.indices.to_numpy(zero_copy_only=False)
-        self._sources: dict[tuple[int | None, str], _Source] = {}
-        self._readers: list[RunReader] = [lake.reader(name) for name in self._run_names]
+        self._open()
         for code, reader in enumerate(self._readers):
-            reader.check_rows(self.rows[self._run_codes == code])
+            reader.check_rows(self.rows if len(self._readers) == 1 else self.rows[self._run_codes == code])
+
+    def _open(self) -> None:
+        table = self.table
+        self.rows: np.ndarray = table["row"].to_numpy().astype(np.int64, copy=False)
+        self._run_names, self._run_codes = _encoded(table["run"])
+        self._sources: dict[tuple[int | None, str], Source] = {}
+        self._readers: list[RunReader] = [self.lake.reader(name) for name in self._run_names]
+        self._verifiers = [self.lake.verifier(name) for name in self._run_names] if self.verify else []
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The copy of the lake is opened anew: a copy of this shares no reader with it, in a forked process either.
+        state = {"lake": copy.copy(self.lake), "query": self.query, "table": self.table, "verify": self.verify}
+        return state | {"runs": [_stamp(reader) for reader in self._readers]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        runs = state.pop("runs")
+        self.__dict__.update(state)
+        self._open()  # the rows were checked when the selection was made, and what is committed stays
+        for stamp, reader in zip(runs, self._readers, strict=True):
+            if stamp != _stamp(reader):
+                raise WorldError(
+                    f"Run {reader.run.name!r} of {self.lake.root} is not the one that the selection was made of: it "
+                    "was made anew since. Select again."
+                )
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -74,14 +106,14 @@ class Selection:
 
         A list of layers gives them all, (layers, n, *trailing), in the list's order.
         """
-        return self._gather(self.rows, self._run_codes, layer, site)[0]
+        return self._gather(None, layer, site)[0]
 
     def array(self, layer: Layers = None, site: str = "resid_post") -> np.ndarray:
         """Gather the values as float32 numbers, (n, *trailing); exact for every stored dtype.
 
         A list of layers gives them all, (layers, n, *trailing), in the list's order.
         """
-        bits, dtype = self._gather(self.rows, self._run_codes, layer, site)
+        bits, dtype = self._gather(None, layer, site)
         return dtype.to_float32(bits)
 
     def tensor(self, layer: Layers = None, site: str = "resid_post") -> torch.Tensor:
@@ -91,7 +123,7 @@ class Selection:
         """
         import torch
 
-        bits, dtype = self._gather(self.rows, self._run_codes, layer, site)
+        bits, dtype = self._gather(None, layer, site)
         return torch.from_numpy(bits).view(getattr(torch, dtype.name))
 
     def batches(
@@ -106,26 +138,122 @@ class Selection:
     ) -> Iterator[Batch]:
         """Iterate over the selection in batches of `size` rows, each row once.
 
-        With `shuffle` the order is a permutation that depends on `seed` and the number of rows alone.
+        With `shuffle` the order is a permutation that depends on `seed` and the number of rows alone. The order takes
+        8 bytes a row of memory.
         """
-        if size < 1:
+        if check_whole("The size of a batch", size) < 1:
             raise RequestError(f"A batch needs at least one row, not {size}.")
-        self._gather(
-            self.rows[:0], self._run_codes[:0], layer, site
-        )  # an unknown site is an error now, not at the first batch
-        return self._batches(layer, site, size, shuffle, seed, drop_last)
+        self._gather(_NOTHING, layer, site)  # an unknown site is an error now, not at the first batch
+        order = row_order(len(self), shuffle=shuffle, seed=check_whole("The seed", seed))
+        end = size * count_batches(len(self), size, drop_last=drop_last)
+        return self._batches(layer, site, size, order[:end])
 
-    def _batches(
-        self, layer: Layers, site: str, size: int, shuffle: bool, seed: int, drop_last: bool
-    ) -> Iterator[Batch]:
-        order = np.random.default_rng(seed).permutation(len(self)) if shuffle else np.arange(len(self))
-        end = len(order) - len(order) % size if drop_last else len(order)
-        for first in range(0, end, size):
+    def _batches(self, layer: Layers, site: str, size: int, order: np.ndarray) -> Iterator[Batch]:
+        for first in range(0, len(order), size):
             chosen = order[first : first + size]
-            bits, dtype = self._gather(self.rows[chosen], self._run_codes[chosen], layer, site)
+            bits, dtype = self._gather(chosen, layer, site)
             yield Batch(dtype.to_float32(bits), self.table.take(pa.array(chosen)))
 
-    def _source(self, layer: int | None, site: str) -> _Source:
+    def torch_dataset(
+        self,
+        layer: int | None = None,
+        site: str = "resid_post",
+        *,
+        size: int | None = 4096,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        columns: Sequence[str] = (),
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> SelectionDataset:
+        """Give a torch dataset of batches for ``DataLoader(dataset, batch_size=None)``; see `SelectionDataset`.
+
+        A batch is a dict of ``activations`` (size, *trailing) in the stored dtype, ``index``, the rows' positions in
+        `table`, and `columns`. It is the same for any number of workers; single rows with ``size=None``.
+        """
+        from .torch_dataset import SelectionDataset
+
+        return SelectionDataset(
+            self,
+            layer,
+            site,
+            size=size,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            columns=columns,
+            rank=rank,
+            world_size=world_size,
+        )
+
+    def context(self, row: int, n: int = 10, run: str | None = None) -> Context:
+        """Give the text around a row of the selection: up to `n` tokens on each side, in the same sequence.
+
+        `row` is a stored row number, as in ``table["row"]``, not a position. `run` is needed where the selection has
+        several runs. `RequestError` when the selection does not hold that row.
+        """
+        if not self._run_names:
+            raise RequestError("The selection is empty: the query returned no rows, so none has a context.")
+        if run is None and len(self._run_names) > 1:
+            raise RequestError(f"The selection has several runs: say run= one of {', '.join(sorted(self._run_names))}.")
+        if run is not None and run not in self._run_names:
+            raise UnknownNameError.of("run", run, sorted(self._run_names), " in the selection")
+        code = 0 if run is None else self._run_names.index(run)
+        row, n = check_whole("The row", row), check_whole("The number of tokens", n)
+        if not ((self.rows == row) & (self._run_codes == code)).any():
+            raise RequestError(
+                f"Row {row} of run {self._run_names[code]!r} is not in this selection. Give a stored row number, as in "
+                'sel.table["row"]; lake.rows(run, [row]) selects any row.'
+            )
+        return token_context(self._readers[code].run, row, n)
+
+    def to_npy(
+        self,
+        path: str | os.PathLike[str],
+        layer: int | None = None,
+        site: str = "resid_post",
+        *,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write the values as a ``.npy`` file of float32, (n, *trailing), and return its path.
+
+        Like the other two it is written in blocks and appears when it is whole; a file that exists is refused unless
+        `overwrite`. This format has no place for what the numbers are of; the others say it.
+        """
+        return write_file(self, write_npy, path, layer, site, overwrite=overwrite)
+
+    def to_safetensors(
+        self,
+        path: str | os.PathLike[str],
+        layer: int | None = None,
+        site: str = "resid_post",
+        *,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write a safetensors file and return its path: ``activations`` in the stored dtype, ``row`` int64 (n,).
+
+        With several runs, ``run`` int64 (n,) is the place of each row's run in the metadata's ``runs``. The metadata
+        say runs, weights, site, layer, dtype, query and the hash of the rows.
+        """
+        return write_file(self, write_safetensors, path, layer, site, overwrite=overwrite)
+
+    def to_parquet(
+        self,
+        path: str | os.PathLike[str],
+        layer: int | None = None,
+        site: str = "resid_post",
+        *,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write `table` with a column ``activations``, a fixed-size list of float32, as Parquet and return its path.
+
+        Trailing axes are flattened; the column's metadata have their shape. The schema's metadata are those of
+        `to_safetensors`.
+        """
+        return write_file(self, write_parquet, path, layer, site, overwrite=overwrite)
+
+    def _source(self, layer: int | None, site: str) -> Source:
         """Find an array in each run of the selection; they must be alike."""
         key = (layer, site)
         if key not in self._sources:
@@ -138,15 +266,18 @@ class Selection:
                 shown = "; ".join(f"{r.run.name}: {a.dtype} {a.shape}" for r, a in pairs)
                 raise RequestError(f"The runs of this selection differ at {site} {layer} ({shown}). Select one a time.")
             rows = [reader.rows(array) for reader, array in zip(self._readers, arrays, strict=True)]
-            self._sources[key] = _Source(rows[0].layout.dtype, arrays[0].shape, rows)
+            self._sources[key] = Source(rows[0].layout.dtype, arrays[0].shape, rows)
         return self._sources[key]
 
-    def _gather(self, rows: np.ndarray, codes: np.ndarray, layer: Layers, site: str) -> tuple[np.ndarray, StoredDtype]:
-        """Gather the bits of some of the selection's rows, given with the runs they belong to."""
+    def _gather(self, chosen: np.ndarray | None, layer: Layers, site: str) -> tuple[np.ndarray, StoredDtype]:
+        """Gather the bits of the selection's rows at the positions `chosen`; None: of all."""
+        rows, codes = self.rows, self._run_codes
+        if chosen is not None:
+            rows, codes = rows[chosen], codes[chosen]
         if not isinstance(layer, Iterable):
             source = self._source(layer, site)
             out = np.empty((len(rows), *source.shape), source.dtype.bits)
-            source.gather(rows, codes, out)
+            source.gather(rows, codes, out, self._verifiers)
             return out, source.dtype
         sources = [self._source(each, site) for each in layer]
         if not sources:
@@ -155,27 +286,40 @@ class Selection:
             raise RequestError(f"The layers {list(layer)} of {site} differ in dtype or shape: ask for each alone.")
         out = np.empty((len(sources), len(rows), *sources[0].shape), sources[0].dtype.bits)
         for part, source in zip(out, sources, strict=True):
-            source.gather(rows, codes, part)
+            source.gather(rows, codes, part, self._verifiers)
         return out, sources[0].dtype
 
 
-class _Source(NamedTuple):
-    """An array of one dtype and trailing shape in each run of a selection."""
+def _encoded(runs: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
+    """Give the names of runs, each once, and for each row the place of its run's name."""
+    if not pa.types.is_dictionary(runs.type):
+        # Encoded before the chunks are joined: the names of billions of rows do not fit into one array of text.
+        runs = runs.cast(pa.string()).dictionary_encode()
+    coded = runs.unify_dictionaries().combine_chunks()
+    codes = coded.indices.to_numpy(zero_copy_only=False)
+    used, codes = np.unique(codes, return_inverse=True)  # an ENUM brings all its names along
+    return coded.dictionary.take(pa.array(used)).to_pylist(), codes
 
-    dtype: StoredDtype
-    shape: tuple[int, ...]
-    runs: list[ArrayRows]
 
-    def gather(self, rows: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:
-        """Copy the bits of rows, each of the run that its code says, into `out`."""
-        if len(self.runs) == 1:
-            self.runs[0].gather(rows, out)
-            return
-        for code, run in enumerate(self.runs):
-            where = np.flatnonzero(codes == code)
-            part = np.empty((len(where), *out.shape[1:]), out.dtype)
-            run.gather(rows[where], part)
-            out[where] = part
+def row_numbers(rows: Any) -> np.ndarray:
+    """Give row numbers as int64 (n,); `RequestError` unless `rows` is a one-dimensional sequence of integers."""
+    try:
+        numbers = np.asarray(rows)
+    except (ValueError, TypeError):  # a ragged list
+        numbers = np.asarray(None)
+    if numbers.ndim == 1 and not numbers.size:
+        return np.empty(0, np.int64)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or int(numbers.max()) > np.iinfo(np.int64).max:
+        raise RequestError(
+            f"Rows are given as a one-dimensional sequence of whole numbers, not as {type(rows).__name__} of "
+            f"{numbers.dtype} {numbers.shape}."
+        )
+    return numbers.astype(np.int64)
+
+
+def _stamp(reader: RunReader) -> tuple[str, str, str]:
+    record = reader.run.record
+    return record.name, record.identity, record.created
 
 
 def _is_text(kind: pa.DataType) -> bool:

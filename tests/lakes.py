@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,19 @@ def make_run(
     seed: int = 0,
     labels: dict[str, list[Any]] | None = None,
     commit: bool = True,
+    trailing: tuple[int, ...] | None = None,
+    edit: Callable[[pa.Table], pa.Table] | None = None,
 ) -> tuple[Run, list[pa.Table], dict[str, np.ndarray]]:
-    """Make a run; returns it, its units' token tables and the bits of every array, (all rows, width)."""
+    """Make a run; returns it, its units' token tables and the bits of every array, (all rows, width).
+
+    `trailing` is another trailing shape than (width,); `edit` changes the token table of each unit.
+    """
     sequences, tables = plan_tables(list(lengths), unit_rows, labels)
+    tables = [edit(t) for t in tables] if edit else tables
+    shape = (width,) if trailing is None else trailing
     arrays = (
-        ArraySpec("embed", None, dtype, (width,)),
-        *(ArraySpec("resid_post", i, dtype, (width,)) for i in range(layers)),
+        ArraySpec("embed", None, dtype, shape),
+        *(ArraySpec("resid_post", i, dtype, shape) for i in range(layers)),
     )
     record = RunRecord(
         name=name,
@@ -88,7 +96,7 @@ def make_run(
     )
     run = create_run(root, record, sequences, tables)
     rng = np.random.default_rng(seed)
-    bits = {a.name: random_bits(rng, (len(tables) * unit_rows, width), dtype) for a in arrays}
+    bits = {a.name: random_bits(rng, (len(tables) * unit_rows, *shape), dtype) for a in arrays}
     if commit:
         for unit in range(len(tables)):
             commit_unit(run, unit, tables[unit], bits)
