@@ -9,7 +9,7 @@ import numpy as np
 
 from .dtypes import StoredDtype
 
-_BLOCK_VALUES = 1 << 20
+_BLOCK_VALUES = 1 << 16  # what fits into a core's cache as float64
 
 STATISTICS: dict[str, type] = {
     "count": int,
@@ -38,21 +38,28 @@ def value_statistics(bits: np.ndarray, dtype: StoredDtype) -> dict[str, Any]:
     step = max(1, _BLOCK_VALUES // max(1, flat.shape[1]))
     for first in range(0, len(flat), step):
         with np.errstate(invalid="ignore"):  # a signalling NaN is counted below, not worth a warning
-            block = dtype.to_float32(np.ascontiguousarray(flat[first : first + step])).astype(np.float64)
-        finite = np.isfinite(block)
-        values = block if finite.all() else block[finite]
-        nonfinite += block.size - values.size
-        whole = block if values is block else block[finite.all(axis=1)]
-        norms += float(np.sqrt(np.einsum("ij,ij->i", whole, whole)).sum())
+            numbers = dtype.to_float32(np.ascontiguousarray(flat[first : first + step]))
+            least, most = float(numbers.min(initial=math.inf)), float(numbers.max(initial=-math.inf))
+            block = numbers.astype(np.float64)
+        if math.isfinite(least) and math.isfinite(most):  # NaN would be both
+            values = whole = block
+        else:
+            finite = np.isfinite(block)
+            values, whole = block[finite], block[finite.all(axis=1)]
+            nonfinite += block.size - values.size
+            least, most = float(values.min(initial=math.inf)), float(values.max(initial=-math.inf))
+        squares = np.einsum("ij,ij->i", whole, whole)
+        norms += float(np.sqrt(squares).sum())
         normed_rows += len(whole)
         if not values.size:
             continue
         n, block_mean = values.size, float(values.mean())
         delta, total = block_mean - mean, count + n
-        m2 += float(np.square(values - block_mean).sum()) + delta * delta * count * n / total
+        m2 += _squared_deviations(values, block_mean, squares if values is block else None)
+        m2 += delta * delta * count * n / total
         mean += delta * n / total
         count = total
-        low, high = min(low, float(values.min())), max(high, float(values.max()))
+        low, high = min(low, least), max(high, most)
     return {
         "count": count,
         "nonfinite": nonfinite,
@@ -63,3 +70,15 @@ def value_statistics(bits: np.ndarray, dtype: StoredDtype) -> dict[str, Any]:
         "norm": norms / normed_rows if normed_rows else None,
         "rows": normed_rows,
     }
+
+
+def _squared_deviations(values: np.ndarray, mean: float, squares: np.ndarray | None) -> float:
+    """Sum the squared deviations from `mean`; `squares` are sums of squares that are there already.
+
+    With them one subtraction does it, unless the mean is so far from zero that it would cost digits.
+    """
+    if squares is not None:
+        total, offset = float(squares.sum()), values.size * mean * mean
+        if offset < 0.5 * total:
+            return total - offset
+    return float(np.square(values - mean).sum())
