@@ -106,9 +106,8 @@ def catalog_file(root: Path) -> Path:
     return publish_catalog(root)
 
 
-@contextlib.contextmanager
-def connect_catalog(root: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open the current generation, read-only, as the database ``lake`` of an in-memory connection."""
+def open_generation(root: Path) -> tuple[duckdb.DuckDBPyConnection, Path]:
+    """Open the current generation, read-only, as database ``lake`` of an in-memory connection; gives its file too."""
     for _ in range(_ATTEMPTS):
         path = catalog_file(root)
         connection = duckdb.connect(":memory:", config={"temp_directory": ""})
@@ -121,12 +120,15 @@ def connect_catalog(root: Path) -> Iterator[duckdb.DuckDBPyConnection]:
             if not path.exists():
                 continue  # two generations were published since the pointer was read
             raise damaged(path, error) from error
-        try:
-            yield connection
-        finally:
-            connection.close()
-        return
+        return connection, path
     raise WorldError(f"The catalog of {root} is published faster than it can be opened. Ask again.")
+
+
+@contextlib.contextmanager
+def connect_catalog(root: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open the current generation for the time of a ``with`` block."""
+    with contextlib.closing(open_generation(root)[0]) as connection:
+        yield connection
 
 
 def indexed_units(run: Run) -> dict[int, int]:

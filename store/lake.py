@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from .array_rows import ShardMaps
 from .catalog import publish_catalog
+from .catalog_session import CatalogSession
 from .layout import check_lake, lake_path
 from .reader import RunReader
 from .run import Run, run_names
@@ -34,6 +35,7 @@ class Lake:
         self.root = root
         self._readers: dict[str, RunReader] = {}
         self._maps = ShardMaps()
+        self._session = CatalogSession(root)
         self._verifiers: dict[str, tuple[RunReader, ChunkVerifier]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -63,7 +65,7 @@ class Lake:
         `tables` are your own Arrow tables or pandas frames, usable by name. The newest published catalog is looked
         up for each query. Raises `SqlRefusedError` for other statements, `WorldError` after `timeout` seconds.
         """
-        return run_sql(self.root, query, tables=tables, timeout=timeout)
+        return run_sql(self._session, query, tables=tables, timeout=timeout)
 
     def select(
         self,

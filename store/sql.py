@@ -6,31 +6,20 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
 from ..errors import LakeWarning, RequestError, SqlRefusedError, WorldError
-from .catalog import connect_catalog, damaged
+from .catalog import damaged
+from .catalog_session import CatalogSession
 
 _ALLOWED = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
-_CONFINE = (
-    "SET enable_external_access = false",
-    "SET autoinstall_known_extensions = false",
-    "SET autoload_known_extensions = false",
-    "SET lock_configuration = true",
-)
 
 
 def run_sql(
-    root: Path,
-    query: str,
-    *,
-    tables: Mapping[str, Any] | None = None,
-    timeout: float = 60.0,
-    memory_limit: str = "2GB",
+    session: CatalogSession, query: str, *, tables: Mapping[str, Any] | None = None, timeout: float = 60.0
 ) -> pa.Table:
     """Run one SELECT or EXPLAIN over the newest catalog generation and return an Arrow table.
 
@@ -40,16 +29,9 @@ def run_sql(
     """
     if not 0 < timeout <= threading.TIMEOUT_MAX:
         raise RequestError(f"A query can be given more than 0 seconds, not {timeout}.")
-    with connect_catalog(root) as connection:
-        connection.execute("SET python_enable_replacements = false")  # no reading of the caller's variables by name
+    with session.connection() as connection:
         for name, table in (tables or {}).items():
             _register(connection, name, table)
-        try:
-            connection.execute("SET memory_limit = ?", [memory_limit])
-        except duckdb.Error as error:
-            raise RequestError(f"{memory_limit!r} is not an amount of memory ({error}); write 2GB.") from error
-        for setting in _CONFINE:
-            connection.execute(setting)
         _warn(connection)
         statement = _one_statement(connection, query)
         try:
@@ -60,9 +42,14 @@ def run_sql(
                 f"The query took longer than {timeout:g} s and was stopped. Ask for less, or give it more time."
             ) from None
         except duckdb.OutOfMemoryException as error:
-            raise WorldError(f"The query needs more than the memory limit of {memory_limit}: {error}") from error
+            raise WorldError(
+                f"The query needs more than the memory limit of {session.memory_limit}: {error}"
+            ) from error
         except (duckdb.IOException, duckdb.SerializationException, duckdb.FatalException) as error:
-            raise damaged(root / "catalog", error) from error  # files are out of reach, so it is the catalog's own
+            session.close()
+            raise damaged(
+                session.root / "catalog", error
+            ) from error  # files are out of reach, so it is the catalog's own
         except duckdb.Error as error:
             raise SqlRefusedError(str(error).strip()) from error
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from lakes import make_run
 from layerlake.errors import LayerlakeError, RequestError, SqlRefusedError, UnknownNameError, WorldError
+from layerlake.store.catalog_session import CatalogSession
 from layerlake.store.cli import app
 from layerlake.store.lake import Lake
 from layerlake.store.sql import run_sql
@@ -272,14 +273,14 @@ def test_memory_is_limited_and_nothing_is_spilled(place, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     before = hashes(place)
     with pytest.raises(WorldError, match="memory limit of 50MB"):
-        run_sql(place / "lake", query, memory_limit="50MB")
+        run_sql(CatalogSession(place / "lake", "50MB"), query)
     assert hashes(place) == before
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_memory_limit_that_is_none_is_refused(place):
     with pytest.raises(RequestError, match="'much' is not an amount of memory"):
-        run_sql(place / "lake", "SELECT 1", memory_limit="much")
+        run_sql(CatalogSession(place / "lake", "much"), "SELECT 1")
 
 
 class Frame:

@@ -1,0 +1,92 @@
+"""A catalog that is kept open between queries shows the newest state, to each query alone, in each process its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import threading
+
+import pyarrow as pa
+import pytest
+from lakes import commit_unit, make_run
+from layerlake.errors import SqlRefusedError
+from layerlake.store.catalog import publish_catalog
+from layerlake.store.lake import Lake
+
+COUNT = "SELECT count(*) AS n FROM tokens"
+
+
+def count(lake: Lake) -> int:
+    return lake.sql(COUNT)["n"][0].as_py()
+
+
+def test_an_open_lake_shows_each_new_generation(tmp_path):
+    run, tables, bits = make_run(tmp_path, commit=False)
+    lake, expected = Lake.open(tmp_path), 0
+    for unit, table in enumerate(tables):
+        assert count(lake) == expected
+        commit_unit(run, unit, table, bits)
+        publish_catalog(tmp_path)
+        expected += table.num_rows
+        assert count(lake) == expected
+
+
+def test_one_generation_is_opened_once_and_closed_when_the_next_is_there(tmp_path):
+    run, tables, bits = make_run(tmp_path, commit=False)
+    publish_catalog(tmp_path)
+    lake = Lake.open(tmp_path)
+    count(lake)
+    first = lake._session._connection
+    count(lake)
+    assert lake._session._connection is first
+    commit_unit(run, 0, tables[0], bits)
+    publish_catalog(tmp_path)
+    assert count(lake) == tables[0].num_rows
+    assert lake._session._connection is not first
+    with pytest.raises(Exception, match="[Cc]losed"):
+        first.execute("SELECT 1")
+
+
+def test_a_table_of_the_caller_is_gone_with_its_query(tmp_path):
+    make_run(tmp_path)
+    lake = Lake.open(tmp_path)
+    assert lake.sql("SELECT sum(x) AS s FROM mine", tables={"mine": pa.table({"x": [1, 2]})})["s"][0].as_py() == 3
+    with pytest.raises(SqlRefusedError, match="mine"):
+        lake.sql("SELECT * FROM mine")
+    assert lake.sql("SELECT x FROM mine", tables={"mine": pa.table({"x": [9]})})["x"][0].as_py() == 9
+
+
+def test_threads_ask_at_once_each_with_a_table_of_its_own(tmp_path):
+    run, _, _ = make_run(tmp_path)
+    lake, wrong = Lake.open(tmp_path), []
+
+    def ask(i: int) -> None:
+        for k in range(20):
+            mine = pa.table({"x": [i * 100 + k]})
+            if lake.sql("SELECT x FROM mine", tables={"mine": mine}).to_pylist() != [{"x": i * 100 + k}]:
+                wrong.append(i)
+            if count(lake) != run.record.tokens:
+                wrong.append("count")
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not wrong
+
+
+def ask_in_child(lake: Lake, queue) -> None:
+    queue.put(count(lake))
+
+
+def test_a_lake_that_was_asked_before_answers_in_a_forked_process_and_as_a_copy(tmp_path):
+    run, _, _ = make_run(tmp_path)
+    lake = Lake.open(tmp_path)
+    assert count(lake) == run.record.tokens
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    child = context.Process(target=ask_in_child, args=(lake, queue))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0 and queue.get() == run.record.tokens
+    assert count(lake) == run.record.tokens
+    assert count(pickle.loads(pickle.dumps(lake))) == run.record.tokens  # noqa: S301 - our own bytes
