@@ -8,6 +8,13 @@ import typer
 
 app = typer.Typer()
 
+EngineOption = Annotated[str, typer.Option(help="inline (this process) or ray.")]
+WorkersOption = Annotated[int, typer.Option(help="Ray actors.")]
+ThreadsOption = Annotated[int, typer.Option(help="Compute threads a worker.")]
+RayAddressOption = Annotated[
+    str | None, typer.Option(help="A running Ray cluster to use. Default: a private one, on this machine.")
+]
+
 
 @app.command(
     epilog="Example: layerlake extract ./model corpus/ --lake lake --window 256 --label code-depth --engine ray "
@@ -67,14 +74,11 @@ def extract(
     unit_rows: Annotated[
         int | None, typer.Option(help="Rows of a unit, a power of two. Default: from the data's size.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="inline (this process) or ray.")] = "inline",
-    workers: Annotated[int, typer.Option(help="Ray actors.")] = 1,
-    threads: Annotated[int, typer.Option(help="Compute threads a worker.")] = 1,
+    engine: EngineOption = "inline",
+    workers: WorkersOption = 1,
+    threads: ThreadsOption = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    ray_address: Annotated[
-        str | None,
-        typer.Option(help="A running Ray cluster to use. Default: a private one, on this machine."),
-    ] = None,
+    ray_address: RayAddressOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Run a model over data and store the activations of every token.
