@@ -1,10 +1,12 @@
-"""Commands of extraction: extract."""
+"""Commands of extraction: extract, repair."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import typer
+
+from ..store.cli import JsonOption, LakeOption
 
 app = typer.Typer()
 
@@ -134,3 +136,50 @@ def extract(
         before = report.units - report.units_done
         kept = f", {before} were there" if before else ""
         print(f"Run {report.run} is complete: {size}, {arrays}; {count(report.units_done, 'unit')} written{kept}.")
+
+
+@app.command(epilog="Example: layerlake repair --lake lake --dry-run")
+def repair(
+    lake: LakeOption,
+    run: Annotated[str | None, typer.Option(help="Repair this run only.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Where the run's model lies now. Default: where it was when the run was made.")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with a hub model.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")] = False,
+    engine: EngineOption = "inline",
+    workers: WorkersOption = 1,
+    ray_address: RayAddressOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make again what verify finds broken, byte for byte.
+
+    Damaged activations are redone by the model; the data are not needed. What is damaged is set aside, and what cannot
+    be recreated is left as it is and named. Exit code 1 when something remains.
+    """
+    import sys
+
+    from ..store.printing import print_json
+    from .repair import repair as run_repair
+    from .repair import report_lines
+
+    report = run_repair(
+        lake,
+        run=run,
+        model=model,
+        trust_remote_code=trust_remote_code,
+        dry_run=dry_run,
+        engine=engine,
+        workers=workers,
+        ray_address=ray_address,
+    )
+    for lost in report.lost_workers:
+        print(f"layerlake: {lost}", file=sys.stderr)
+    if json:
+        print_json(report.to_json())
+    else:
+        print("\n".join(report_lines(report)))
+    if not report.whole:
+        raise typer.Exit(1)

@@ -96,9 +96,9 @@ def compute_settings(threads: int, device: str, kind: str) -> dict[str, Any]:
     return found
 
 
-def other_model(model: LoadedModel, settings: Mapping[str, Any]) -> list[str]:
-    """Name what `model` has otherwise than the model that a run of these `settings` was planned with."""
-    found, planned = json.loads(json.dumps(model.identity)), settings["model"]
+def other_model(identity: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """Name what a model of this `identity` has otherwise than the one that a run of these `settings` was made with."""
+    found, planned = json.loads(json.dumps(identity)), settings["model"]
     other = sorted(k for k in found.keys() | planned.keys() if found.get(k) != planned.get(k))
     return ["weights" if k == "fingerprint" else k for k in other]
 

@@ -28,7 +28,7 @@ class ExtractWorker:
         self.run_ = Run(Path(spec["lake"]), spec["run"])
         self.model = load_model(ModelSource(**spec["model"]), device=spec["device"])
         settings = self.run_.record.settings
-        if other := other_model(self.model, settings):
+        if other := other_model(self.model.identity, settings):
             raise ModelError(
                 f"{spec['model']['name']} has other {' and '.join(other)} in the worker than when the run was planned. "
                 "A function that makes a model must give the same one each time, and every machine the same files."

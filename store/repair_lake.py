@@ -1,0 +1,85 @@
+"""Repairing what is no run's own: what dead processes left, the catalog; and saying what stays damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ..errors import LayerlakeError, WorldError
+from .catalog import publish_catalog
+from .durable import exclusive_lock, is_locked
+from .layout import is_run_name
+from .orphans import lake_orphans, remove
+from .repair import CANNOT, RECREATED, SWEPT, Outcome
+from .verify import Problem, verify_around
+
+
+def mend_lake(root: Path, run: str | None, lost: dict[str, set[int]], *, changed: bool, dry_run: bool) -> list[Outcome]:
+    """Repair a lake outside of its runs, after them; with `run`, the catalog only.
+
+    `lost` are units, by run, that the catalog has and that could not be recreated; `changed` says whether anything was
+    repaired. A catalog that alone knows what is missing is not made anew.
+    """
+    outcomes: list[Outcome] = []
+    if run is None:
+        for path in sorted(set(lake_orphans(root))):
+            outcomes.append(_swept(root, path, lambda p=path: dry_run or remove(p)))
+        outcomes += _sweep_catalog(root, dry_run=dry_run)
+    stale: list[Problem] = []
+    keeps = [f"{len(units)} units of run {name}" for name, units in sorted(lost.items()) if units]
+    for problem in verify_around(root, run):
+        folder, _, name = problem.path.partition("/")
+        if folder == "runs":
+            if problem.run is None:  # else it is a unit, which is a run's own
+                outcomes.append(_outcome(problem, CANNOT, _no_run(name.partition("/")[0])))
+        elif folder.startswith("catalog"):
+            stale.append(problem)
+        else:
+            outcomes.append(_outcome(problem, CANNOT, "only what made it can make it again: move it away and ask anew"))
+            if folder == "results":
+                keeps.append(problem.path)
+    if keeps:
+        why = f"it alone says what is missing of {', '.join(keeps)}"
+        return outcomes + [_outcome(p, CANNOT, why) for p in stale]
+    failed = ""
+    if not dry_run and (stale or changed):
+        try:
+            publish_catalog(root)
+        except LayerlakeError as error:
+            failed = str(error)
+    outcomes += [_outcome(p, CANNOT if failed else RECREATED, failed) for p in stale]
+    if failed and not stale:
+        outcomes.append(Outcome(None, "catalog.json", "is not up to date", CANNOT, failed))
+    return outcomes
+
+
+def _sweep_catalog(root: Path, *, dry_run: bool) -> Iterator[Outcome]:
+    """Remove what killed publishers left; who holds the lock knows that none is at work."""
+    folder = root / "catalog"
+    if not any(folder.glob("*.tmp*")):
+        return
+    if dry_run:
+        if not is_locked(folder / "lock"):
+            yield from (_swept(root, p, lambda: None) for p in sorted(folder.glob("*.tmp*")))
+        return
+    with exclusive_lock(folder / "lock", "", wait=True):
+        for path in sorted(folder.glob("*.tmp*")):
+            yield _swept(root, path, lambda p=path: remove(p))
+
+
+def _swept(root: Path, path: Path, action: Callable[[], object]) -> Outcome:
+    problem = Problem(None, str(path.relative_to(root)), "was left by a dead process")
+    try:
+        action()
+    except WorldError as error:
+        return _outcome(problem, CANNOT, str(error))
+    return _outcome(problem, SWEPT)
+
+
+def _no_run(name: str) -> str:
+    how = f"`layerlake rm {name}` removes what is there" if is_run_name(name) else "move it away by hand"
+    return f"a run is made by `layerlake extract` only; {how}"
+
+
+def _outcome(problem: Problem, done: str, why: str = "") -> Outcome:
+    return Outcome(problem.run, problem.path, problem.what, done, why)
