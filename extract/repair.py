@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import JobError, LayerlakeError, ModelError, RunLockedError, WorldError
-from ..store.catalog import indexed_units
+from ..errors import JobError, LayerlakeError, ModelError, RunLockedError, UnknownNameError, WorldError
+from ..store.catalog import published_units
 from ..store.durable import is_locked
 from ..store.layout import check_lake, lake_path
 from ..store.printing import count
 from ..store.repair import CANNOT, LEFT, Outcome, RunRepair
 from ..store.repair_lake import mend_lake
 from ..store.run import DRIVER_LOCK, Run, run_names
-from ..store.verify import Problem, verify_around
+from ..store.verify import Problem
 from .engine import Engine, make_engine
 from .loaded_model import ModelSource
 from .models import check_device, load_model
@@ -76,20 +76,24 @@ def repair(
     make_engine(engine, workers=workers, ray_address=ray_address)  # what is asked wrongly is refused before anything
     import_from_here()
     models = _Models(model, trust_remote_code)
-    indexed = indexed_units(root)
+
+    def engine_of(threads: int, device: str) -> Engine:
+        return make_engine(engine, workers=workers, threads=threads, device=device, ray_address=ray_address)
+
+    indexed = published_units(root)
     outcomes: list[Outcome] = []
     problems: list[Problem] = []
     set_aside: list[str] = []
     lost_workers: list[str] = []
     lost: dict[str, set[int]] = {}
     for name in names:
-        mend = RunRepair(Run(root, name), None if indexed is None else indexed.get(name, ()), dry_run=dry_run)
-
-        def engine_of(threads: int, device: str) -> Engine:
-            return make_engine(engine, workers=workers, threads=threads, device=device, ray_address=ray_address)
-
         try:
+            mend = RunRepair(Run(root, name), None if indexed is None else indexed.get(name, ()), dry_run=dry_run)
             lost_workers += _repair_run(mend, models, engine_of)
+        except UnknownNameError:
+            if run is not None:
+                raise
+            continue  # it was removed a moment ago
         except RunLockedError as error:
             outcomes.append(Outcome(name, f"runs/{name}", "is being worked on", LEFT, str(error)))
             continue
@@ -102,11 +106,12 @@ def repair(
         elif any(o.done == CANNOT and o.path.startswith(f"runs/{name}/units/") for o in mend.outcomes):
             lost[name] = mend.lost()
     changed = any(o.done not in (CANNOT, LEFT) for o in outcomes)
-    outcomes += mend_lake(root, run, lost, changed=changed, dry_run=dry_run)
+    around, remaining = mend_lake(root, run, lost, changed=changed, dry_run=dry_run)
+    outcomes += around
     if dry_run:
         problems = [Problem(o.run, o.path, o.what) for o in outcomes if o.done == CANNOT]
     else:
-        problems += verify_around(root, run)
+        problems += remaining
     return RepairReport(outcomes, problems, set_aside, dry_run, lost_workers)
 
 
@@ -171,14 +176,18 @@ class _Models:
             settings, compute = run.record.settings, run.record.settings["compute"]
             source = ModelSource(**run.record.source["load"]) if self.name is None else self._named(run)
             source = replace(source, trust_remote_code=self.trust_remote_code)
-            threads, device = compute["threads"], compute["device"]
+            threads, device = int(compute["threads"]), compute["device"]
+            if not all(isinstance(v, str) for v in (source.name, source.dtype, source.revision or "")):
+                raise TypeError("its model has no name")
             check_device(device)
             if other := other_compute(settings, device):
                 raise WorldError(
                     f"this machine would give other bytes than the run's: it has {'; '.join(other)}. Repair where it "
                     "is as it was then."
                 )
-        except (KeyError, TypeError, AttributeError) as error:
+        except LayerlakeError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ModelError(
                 f"the run does not say which model made it, and how ({type(error).__name__}: {error})."
             ) from error

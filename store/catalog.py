@@ -92,7 +92,7 @@ def named_generation(root: Path) -> Generation | None:
         ) from error
 
 
-def indexed_units(root: Path) -> dict[str, set[int]] | None:
+def published_units(root: Path) -> dict[str, set[int]] | None:
     """Give the units that the published catalog has, by run; None where there is none that can be read."""
     with contextlib.suppress(CorruptLakeError):
         generation = named_generation(root)

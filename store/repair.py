@@ -156,8 +156,13 @@ class RunRepair:
             held = unit in self.run.committed()
             paths = {p.path for p in problems} | {p.path for p in remaining if self._unit_of(p) == unit}
             if held and not paths & left.keys():
-                for problem in problems:
-                    self.note(problem, RECREATED)
+                for problem in problems:  # it has its checksum, even if the model did not do all of the unit so
+                    self.note(problem, RECREATED, failures.get(unit, ""))
+                named = {p.path for p in problems}
+                for path in [path for taken, path in self._taken if taken == unit and self.aside.was_replaced(path)]:
+                    problem = self._problem(path, "held other values than the model gives, and no record spoke for it")
+                    if problem.path not in named:
+                        self.note(problem, RECREATED)
                 continue
             still = next((left[p] for p in sorted(paths) if p in left), "it is still not there")
             why = failures.get(unit) or failure or still
@@ -231,9 +236,9 @@ class RunRepair:
         if not committed and not self._was_committed(unit):
             for problem in problems:
                 path = self.run.root / problem.path
-                if self._catalog_is_read:
+                if self._catalog_is_read and (path.is_symlink() or path.is_file()):
                     self._do(problem, SWEPT, lambda p=path: remove(p))
-                else:  # nothing is there to say that the unit never was committed
+                else:  # nothing says that the unit never was committed, or it is a folder of somebody's
                     self._do(problem, SET_ASIDE, lambda p=path: self.aside.move(p))
             return
         if not committed:

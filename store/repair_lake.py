@@ -14,8 +14,10 @@ from .repair import CANNOT, RECREATED, SWEPT, Outcome
 from .verify import Problem, verify_around
 
 
-def mend_lake(root: Path, run: str | None, lost: dict[str, set[int]], *, changed: bool, dry_run: bool) -> list[Outcome]:
-    """Repair a lake outside of its runs, after them; with `run`, the catalog only.
+def mend_lake(
+    root: Path, run: str | None, lost: dict[str, set[int]], *, changed: bool, dry_run: bool
+) -> tuple[list[Outcome], list[Problem]]:
+    """Repair a lake outside of its runs, after them, and say what remains; with `run`, the catalog only.
 
     `lost` are units, by run, that the catalog has and that could not be recreated; `changed` says whether anything was
     repaired. A catalog that alone knows what is missing is not made anew.
@@ -26,8 +28,9 @@ def mend_lake(root: Path, run: str | None, lost: dict[str, set[int]], *, changed
             outcomes.append(_swept(root, path, lambda p=path: dry_run or remove(p)))
         outcomes += _sweep_catalog(root, dry_run=dry_run)
     stale: list[Problem] = []
+    found = verify_around(root, run)
     keeps = [f"{len(units)} units of run {name}" for name, units in sorted(lost.items()) if units]
-    for problem in verify_around(root, run):
+    for problem in found:
         folder, _, name = problem.path.partition("/")
         if folder == "runs":
             if problem.run is None:  # else it is a unit, which is a run's own
@@ -40,17 +43,21 @@ def mend_lake(root: Path, run: str | None, lost: dict[str, set[int]], *, changed
                 keeps.append(problem.path)
     if keeps:
         why = f"it alone says what is missing of {', '.join(keeps)}"
-        return outcomes + [_outcome(p, CANNOT, why) for p in stale]
+        return outcomes + [_outcome(p, CANNOT, why) for p in stale], found
     failed = ""
     if not dry_run and (stale or changed):
         try:
             publish_catalog(root)
         except LayerlakeError as error:
             failed = str(error)
-    outcomes += [_outcome(p, CANNOT if failed else RECREATED, failed) for p in stale]
     if failed and not stale:
-        outcomes.append(Outcome(None, "catalog.json", "is not up to date", CANNOT, failed))
-    return outcomes
+        stale.append(Problem(None, "catalog.json", "is not up to date"))
+    remaining = found if dry_run else verify_around(root, run)
+    left = [] if dry_run else remaining
+    for problem in stale:
+        why = failed or ("it leaves out what is damaged" if problem in left else "")
+        outcomes.append(_outcome(problem, CANNOT if why else RECREATED, why))
+    return outcomes, remaining
 
 
 def _sweep_catalog(root: Path, *, dry_run: bool) -> Iterator[Outcome]:

@@ -62,6 +62,11 @@ class SetAside:
         elif path in self._absent:
             path.unlink(missing_ok=True)
 
+    def was_replaced(self, path: Path) -> bool:
+        """Tell whether a place that was moved or kept held something, and holds something else now."""
+        aside = self.folder / path.relative_to(self.run.folder)
+        return os.path.lexists(aside) and os.path.lexists(path) and not _same_file(aside, path)
+
     def settle(self) -> None:
         """Give up second names of files that are in their places, also those that an interrupted repair left."""
         home = self.run.folder / _FOLDER

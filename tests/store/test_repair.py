@@ -107,7 +107,7 @@ DAMAGE: dict[str, Callable[[Path, bytes], object]] = {
 }
 
 
-def damage(path: Path, kind: str, ways: int = 3) -> Iterator[str]:
+def damage(path: Path, kind: str, ways: int = 2) -> Iterator[str]:
     """Spoil a file in some ways, one after the other; what is left of the last one is taken away."""
     data = path.read_bytes()
     for how in random.Random(kind).sample(list(DAMAGE), ways):
@@ -411,4 +411,6 @@ def test_any_damage_is_repaired_to_the_same_bytes_or_left_as_it_is(whole, tmp_pa
     if "catalog.json" not in spoilt:  # else a unit that lost its record is one that never was committed
         assert report.whole == (after == original)
     assert repair(root).whole == report.whole
-    assert state(root) == everything
+    assert runs_of(root) == after
+    if report.whole:
+        assert state(root) == everything
