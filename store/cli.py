@@ -105,7 +105,7 @@ def verify(
 ) -> None:
     """Check counts and checksums of everything stored.
 
-    Exit code 1 when anything is wrong.
+    Exit code 1 when anything is wrong; `layerlake repair` makes again what can be made again.
     """
     from .lake import Lake
     from .printing import count, print_json

@@ -86,6 +86,8 @@ class RunRepair:
             name = str(path.relative_to(self.run.folder))
             if name in record.files or name == "plan":
                 self._mend_file(problem, name)
+            elif not name.startswith(("activations.zarr/", "tokens/", "units/")):
+                self.note(problem, CANNOT, "only what made it can make it again")
             elif (unit := planned_unit(self.run, path)) is None:
                 foreign.append(problem)
             else:
@@ -126,6 +128,8 @@ class RunRepair:
         if any(o.done != CANNOT for o in self.outcomes) or self.units:
             self.problems = self._verify_again(failures or {}, failure)
             self.aside.settle()
+        if self._taken:  # whoever has the run open sees by its record's time that shards are to be mapped anew
+            os.utime(self.run.folder / "run.json")
 
     def give_up(self, unit: int, why: str) -> None:
         """Say why a unit cannot be redone; nothing of it is touched."""

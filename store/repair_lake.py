@@ -33,8 +33,11 @@ def mend_lake(
     for problem in found:
         folder, _, name = problem.path.partition("/")
         if folder == "runs":
-            if problem.run is None:  # else it is a unit, which is a run's own
+            if problem.run is None:
                 outcomes.append(_outcome(problem, CANNOT, _no_run(name.partition("/")[0])))
+            elif name.split("/")[1] != "units":  # units are the business of their run's repair
+                outcomes.append(_outcome(problem, CANNOT, "only what made it can make it again"))
+                keeps.append(problem.path)
         elif folder.startswith("catalog"):
             stale.append(problem)
         else:

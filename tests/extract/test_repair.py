@@ -133,6 +133,18 @@ def test_a_broken_shard_is_redone_to_the_same_bytes_and_nothing_else_is_touched(
         assert aside.is_symlink() if how == "a link" else aside.exists()
 
 
+def test_whoever_has_the_lake_open_reads_the_redone_shard_from_the_next_selection_on(lake):
+    opened = Lake.open(lake)
+    query = "SELECT run, row FROM tokens ORDER BY row"
+    right = opened.select(query).bits(1)
+    path = shard(lake, 2)
+    opened = Lake.open(lake)
+    flip(path)
+    assert (opened.select(query).bits(1) != right).sum() == 1
+    assert repair(lake).whole
+    assert (opened.select(query).bits(1) == right).all()
+
+
 def lose_record(root: Path) -> None:
     Run(root, "r").unit_path(2).unlink()
 
