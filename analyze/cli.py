@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from ..extract.cli import EngineOption, RayAddressOption, ThreadsOption, WorkersOption
+from ..store.cli import LakeOption
+
 app = typer.Typer()
 
 
@@ -13,7 +16,7 @@ app = typer.Typer()
 def probe(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The run's name.")],
     label: Annotated[str, typer.Option(help="The column of tokens to probe for.")],
-    lake: Annotated[str, typer.Option("--lake", metavar="DIR", help="The lake's folder.")],
+    lake: LakeOption,
     site: Annotated[
         list[str] | None, typer.Option(metavar="SITE", help="A site; repeat for more. Default: all stored.")
     ] = None,
@@ -26,13 +29,10 @@ def probe(
     test_share: Annotated[float, typer.Option(help="The share of documents (or sequences) tested on.")] = 0.2,
     c: Annotated[float, typer.Option("--C", help="Inverse strength of the L2 penalty.")] = 1.0,
     max_iter: Annotated[int, typer.Option(help="Iterations after which a fit is reported as not converged.")] = 1000,
-    engine: Annotated[str, typer.Option(help="inline (this process) or ray.")] = "inline",
-    workers: Annotated[int, typer.Option(help="Ray actors.")] = 1,
-    threads: Annotated[int, typer.Option(help="Compute threads a worker.")] = 1,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(help="A running Ray cluster to use. Default: a private one, on this machine."),
-    ] = None,
+    engine: EngineOption = "inline",
+    workers: WorkersOption = 1,
+    threads: ThreadsOption = 1,
+    ray_address: RayAddressOption = None,
     plot: Annotated[str | None, typer.Option(help="Save the profile as a picture: .png, .svg or .pdf.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the profile's facts as JSON.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Commands of extraction: extract."""
+"""Commands of extraction: extract, repair."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
+from ..store.cli import JsonOption, LakeOption
+
 app = typer.Typer()
+
+EngineOption = Annotated[str, typer.Option(help="inline (this process) or ray.")]
+WorkersOption = Annotated[int, typer.Option(help="Ray actors.")]
+ThreadsOption = Annotated[int, typer.Option(help="Compute threads a worker.")]
+RayAddressOption = Annotated[
+    str | None, typer.Option(help="A running Ray cluster to use. Default: a private one, on this machine.")
+]
 
 
 @app.command(
@@ -67,14 +76,11 @@ def extract(
     unit_rows: Annotated[
         int | None, typer.Option(help="Rows of a unit, a power of two. Default: from the data's size.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="inline (this process) or ray.")] = "inline",
-    workers: Annotated[int, typer.Option(help="Ray actors.")] = 1,
-    threads: Annotated[int, typer.Option(help="Compute threads a worker.")] = 1,
+    engine: EngineOption = "inline",
+    workers: WorkersOption = 1,
+    threads: ThreadsOption = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    ray_address: Annotated[
-        str | None,
-        typer.Option(help="A running Ray cluster to use. Default: a private one, on this machine."),
-    ] = None,
+    ray_address: RayAddressOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Run a model over data and store the activations of every token.
@@ -130,3 +136,50 @@ def extract(
         before = report.units - report.units_done
         kept = f", {before} were there" if before else ""
         print(f"Run {report.run} is complete: {size}, {arrays}; {count(report.units_done, 'unit')} written{kept}.")
+
+
+@app.command(epilog="Example: layerlake repair --lake lake --dry-run")
+def repair(
+    lake: LakeOption,
+    run: Annotated[str | None, typer.Option(help="Repair this run only.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Where the run's model lies now. Default: where it was when the run was made.")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with a hub model.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")] = False,
+    engine: EngineOption = "inline",
+    workers: WorkersOption = 1,
+    ray_address: RayAddressOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make again what verify finds broken, byte for byte.
+
+    Damaged activations are redone by the model; the data are not needed. What is damaged is set aside, and what cannot
+    be recreated is left as it is and named. Exit code 1 when something remains.
+    """
+    import sys
+
+    from ..store.printing import print_json
+    from .repair import repair as run_repair
+    from .repair import report_lines
+
+    report = run_repair(
+        lake,
+        run=run,
+        model=model,
+        trust_remote_code=trust_remote_code,
+        dry_run=dry_run,
+        engine=engine,
+        workers=workers,
+        ray_address=ray_address,
+    )
+    for lost in report.lost_workers:
+        print(f"layerlake: {lost}", file=sys.stderr)
+    if json:
+        print_json(report.to_json())
+    else:
+        print("\n".join(report_lines(report)))
+    if not report.whole:
+        raise typer.Exit(1)

@@ -5,34 +5,31 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import __version__
-from ..errors import RequestError, WorldError
+from ..errors import RequestError
 from ..store.catalog import publish_catalog
 from ..store.create import create_run
 from ..store.dtypes import stored_dtype
 from ..store.layout import check_lake, check_run_name, lake_path
-from ..store.run import Run, RunRecord, find_run
+from ..store.run import RunRecord, find_run
 from .batch_check import check_batches
 from .data import data_digest, read_documents
-from .engine import Engine, Item, Job, make_engine
+from .engine import make_engine
 from .labels import load_labeler
 from .loaded_model import ModelSource, short_path
 from .models import load_model
-from .plan import ExtractionPlan, make_plan
-from .progress import Progress
+from .plan import make_plan
+from .run_units import import_from_here, run_units
 from .settings import choose_arrays, choose_padding, compute_settings, default_name, label_column, loadable
 from .windows import make_sequences
 
-PUBLISH_EVERY_S = 30.0
 _WASTE_WARNING = 0.10
 
 
@@ -114,9 +111,7 @@ def extract(
         raise RequestError(f"A batch needs at least one token, not {batch_tokens}.")
     if dtype is not None:
         stored_dtype(dtype)
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)  # for a model or a labeler of the user's own
-    import_path = tuple(p for p in sys.path if p)  # what this process finds, its workers find
+    import_from_here()  # a model or a labeler of the user's own
     chosen = make_engine(engine, workers=workers, threads=threads, device=device, ray_address=ray_address)
     labelers = {column: load_labeler(name) for column, name in map(label_column, labels)}
     documents = read_documents(
@@ -124,7 +119,7 @@ def extract(
     )
     source = ModelSource(model, revision, model_dtype, trust_remote_code)
     with _torch_threads(threads):
-        loaded = load_model(source, device=device, import_path=import_path)
+        loaded = load_model(source, device=device)
     sequences, warnings = make_sequences(
         documents,
         loaded.tokenizer,
@@ -181,9 +176,10 @@ def extract(
             target = create_run(root, record, plan.sequences, plan.units)
             target.record.check_same(record)  # another process may have made it meanwhile
         stack.enter_context(target.driver_lock())
-        spec = {"lake": str(root), "run": target.name, "model": loadable(source), "device": device}
-        spec["import_path"] = list(import_path)
-        outcome = _run_units(target, plan, spec, chosen, import_path)
+        committed = target.committed()
+        missing = {u: table.num_rows for u, table in enumerate(plan.units) if u not in committed}
+        outcome = run_units(target, missing, source, device, chosen)
+        publish_catalog(root)
     return ExtractReport(
         run=target.name,
         lake=str(root),
@@ -193,8 +189,10 @@ def extract(
         documents=len(documents),
         arrays=[a.name for a in arrays],
         seconds=round(time.perf_counter() - started, 2),
-        warnings=warnings + outcome.pop("warnings"),
-        **outcome,
+        units_done=outcome.done,
+        retried=outcome.retried,
+        lost_workers=outcome.lost_workers,
+        warnings=warnings + outcome.warnings,
     )
 
 
@@ -207,55 +205,3 @@ def _torch_threads(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _run_units(
-    run: Run, plan: ExtractionPlan, spec: dict[str, Any], engine: Engine, import_path: tuple[str, ...]
-) -> dict[str, Any]:
-    """Do the units that are not committed, publishing the catalog now and then and at the end."""
-    for left in run.scratch.glob("*"):
-        # This driver holds the lock: what lies here is a dead driver's. A worker of it may still be at work for a
-        # moment; it then fails to publish, which is as well.
-        left.unlink(missing_ok=True)
-    missing = sorted(set(range(run.record.units)) - run.committed())
-    nonfinite: dict[str, int] = {}
-    published = time.monotonic()
-    if not missing:
-        publish_catalog(run.root)
-        return {"units_done": 0, "warnings": []}
-    rows = [t.num_rows for t in plan.units]
-    total = sum(rows[u] for u in missing)
-    items = (Item(f"unit {u}", {"unit": u}) for u in missing)
-    job = Job("layerlake.extract.worker:ExtractWorker", spec, items, import_path)
-    with Progress(len(missing), "units", "tokens", total_amount=total) as progress:
-
-        def on_record(key: str, record: dict[str, Any]) -> None:
-            nonlocal published
-            progress.advance(record["tokens"])
-            for name, count in record["nonfinite"].items():
-                nonfinite[name] = nonfinite.get(name, 0) + count
-            if time.monotonic() - published >= PUBLISH_EVERY_S:
-                publish_catalog(run.root)
-                published = time.monotonic()
-
-        try:
-            report = engine.run(job, on_record)
-        except BaseException:
-            with contextlib.suppress(WorldError):  # it must not hide why the job ended
-                publish_catalog(run.root)
-            raise
-    publish_catalog(run.root)
-    warnings = []
-    for array in run.record.arrays:
-        if array.name in nonfinite:
-            warnings.append(
-                f"{array.name} is the first site with values that are NaN or infinite ({nonfinite[array.name]} of "
-                "them, stored as they are); see the view stats."
-            )
-            break
-    return {
-        "units_done": report.done,
-        "retried": report.retried,
-        "lost_workers": report.lost_workers,
-        "warnings": warnings,
-    }

@@ -7,8 +7,7 @@ import hashlib
 import importlib.util
 import json
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,15 @@ from .trial import one_line, settle_points
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def load_model(source: ModelSource, *, device: str = "cpu", import_path: Sequence[str] = ()) -> LoadedModel:
+def load_model(source: ModelSource, *, device: str = "cpu") -> LoadedModel:
     """Load a model, check by trial forwards that its sites are where they must be, and fingerprint it.
 
-    `import_path` are folders in which ``package.module`` may lie. Raises `ModelError` when it does not load or run,
-    `RequestError` when the name cannot be a model's.
+    Raises `ModelError` when it does not load or run, `RequestError` when the name cannot be a model's.
     """
     if source.dtype not in _DTYPES:
         raise RequestError(f"{source.dtype!r} is not a model dtype; use one of {', '.join(_DTYPES)}.")
     check_device(device)
-    model = _load_function(source, import_path) if source.is_function else _load_hugging_face(source)
+    model = _load_function(source) if source.is_function else _load_hugging_face(source)
     model.module.to(device)
     model.device = device
     settle_points(model)
@@ -49,9 +47,8 @@ def check_device(device: str) -> None:
         raise WorldError(f"This process sees no device {device}: use --device cpu, or a torch built for your GPU.")
 
 
-def _load_function(source: ModelSource, import_path: Sequence[str]) -> LoadedModel:
+def _load_function(source: ModelSource) -> LoadedModel:
     module_name, _, function_name = source.name.partition(":")
-    sys.path.extend(p for p in import_path if p not in sys.path)
     try:
         made = getattr(importlib.import_module(module_name), function_name)()
     except ModuleNotFoundError as error:

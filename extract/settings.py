@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -93,6 +94,20 @@ def compute_settings(threads: int, device: str, kind: str) -> dict[str, Any]:
         found["cudnn"] = torch.backends.cudnn.version()
         found["tf32"] = [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32]
     return found
+
+
+def other_model(identity: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """Name what a model of this `identity` has otherwise than the one that a run of these `settings` was made with."""
+    found, planned = json.loads(json.dumps(identity)), settings["model"]
+    other = sorted(k for k in found.keys() | planned.keys() if found.get(k) != planned.get(k))
+    return ["weights" if k == "fingerprint" else k for k in other]
+
+
+def other_compute(settings: Mapping[str, Any], device: str) -> list[str]:
+    """Say what would move the last bits of a value here, against what a run of these `settings` was planned with."""
+    planned = settings["compute"]
+    here = compute_settings(planned["threads"], device, settings["model"]["kind"])
+    return [f"{k} {v}, not {planned.get(k)}" for k, v in here.items() if v != planned.get(k)]
 
 
 def _version(package: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from .batch import Batch, Padding, plan_batches, split_sequences
 from .hooks import SitePoint
 from .loaded_model import ModelSource
 from .models import load_model
-from .settings import compute_settings
+from .settings import other_compute, other_model
 
 
 class ExtractWorker:
@@ -27,21 +26,14 @@ class ExtractWorker:
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self.run_ = Run(Path(spec["lake"]), spec["run"])
-        self.model = load_model(
-            ModelSource(**spec["model"]), device=spec["device"], import_path=spec.get("import_path", ())
-        )
+        self.model = load_model(ModelSource(**spec["model"]), device=spec["device"])
         settings = self.run_.record.settings
-        found, planned = json.loads(json.dumps(self.model.identity)), settings["model"]
-        if other := sorted(k for k in found.keys() | planned.keys() if found.get(k) != planned.get(k)):
-            what = ["weights" if k == "fingerprint" else k for k in other]
+        if other := other_model(self.model.identity, settings):
             raise ModelError(
-                f"{spec['model']['name']} has other {' and '.join(what)} in the worker than when the run was planned. "
+                f"{spec['model']['name']} has other {' and '.join(other)} in the worker than when the run was planned. "
                 "A function that makes a model must give the same one each time, and every machine the same files."
             )
-        here = compute_settings(settings["compute"]["threads"], spec["device"], settings["model"]["kind"])
-        if other := [
-            f"{k} {v}, not {settings['compute'].get(k)}" for k, v in here.items() if v != settings["compute"].get(k)
-        ]:
+        if other := other_compute(settings, spec["device"]):
             raise WorldError(
                 f"A worker on another machine would give other bytes: it has {'; '.join(other)}. Use machines that are "
                 "alike."

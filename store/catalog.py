@@ -92,6 +92,20 @@ def named_generation(root: Path) -> Generation | None:
         ) from error
 
 
+def published_units(root: Path) -> dict[str, set[int]] | None:
+    """Give the units that the published catalog has, by run; None where there is none that can be read."""
+    with contextlib.suppress(CorruptLakeError):
+        generation = named_generation(root)
+        if generation is None or not generation.path.is_file() or file_sha256(generation.path) != generation.sha256:
+            return None
+        found: dict[str, set[int]] = {}
+        with connect_catalog(root) as connection:
+            for run, unit in connection.execute("SELECT run, unit FROM units").fetchall():
+                found.setdefault(run, set()).add(unit)
+        return found
+    return None
+
+
 def catalog_file(root: Path) -> Path:
     """Give the current generation, building the first one when there is none."""
     generation = named_generation(root)

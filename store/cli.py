@@ -1,4 +1,4 @@
-"""Commands of the store: sql, ls, show, index, verify."""
+"""Commands of the store: sql, ls, show, index, verify, rm."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def verify(
 ) -> None:
     """Check counts and checksums of everything stored.
 
-    Exit code 1 when anything is wrong.
+    Exit code 1 when anything is wrong; `layerlake repair` makes again what can be made again.
     """
     from .lake import Lake
     from .printing import count, print_json
@@ -123,3 +123,40 @@ def verify(
         print(f"Checked {count(len(checked), 'run')}, {count(units, 'unit')}: {found}.")
     if problems:
         raise typer.Exit(1)
+
+
+@app.command(epilog="Example: layerlake rm minilm --lake lake --dry-run")
+def rm(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's name.")],
+    lake: LakeOption,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Remove a run.
+
+    Probes and results that were made from it stay, as facts with their lineage. Asks first, and elsewhere than on a
+    terminal needs --yes.
+    """
+    import sys
+
+    from ..errors import RequestError
+    from .lake import Lake
+    from .printing import print_json
+    from .remove import removal_lines
+
+    opened = Lake.open(lake)
+    found = opened.remove(run, dry_run=True)
+    if not (dry_run or yes):
+        if not sys.stdin.isatty():
+            raise RequestError(f"Removing run {run!r} cannot be taken back. Say --yes, or look first with --dry-run.")
+        print(*removal_lines(found), f"Remove run {run}? [y/N] ", sep="\n", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            print("Nothing was removed.", file=sys.stderr)
+            raise typer.Exit(1)
+    if not dry_run:
+        found = opened.remove(run)
+    if json:
+        print_json(found.to_json())
+    else:
+        print("\n".join(removal_lines(found)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,13 @@ def create_run(root: Path, record: RunRecord, sequences: pa.Table, units: list[p
         files = {str(p.relative_to(temporary)): file_sha256(p) for p in written}
         (temporary / "run.json").write_bytes(sealed_json(replace(record, files=files).to_json()))
     return Run(root, record.name)
+
+
+def zarr_metadata(record: RunRecord) -> dict[str, bytes]:
+    """Give the metadata files of a run's arrays as `create_run` writes them, by their path in the run's folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        _create_arrays(Path(folder) / "activations.zarr", record)
+        return {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
 
 
 def _create_arrays(path: Path, record: RunRecord) -> None:

@@ -161,18 +161,27 @@ def new_folder(final: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def sweep(folder: Path) -> None:
-    """Remove what killed processes left in a folder: temporary names that nobody has touched for an hour.
+def abandoned(folder: Path) -> list[Path]:
+    """List what killed processes left in a folder: temporary names that nobody has touched for an hour.
 
     Process numbers would not do to tell the living from the dead, as a lake may be shared by several machines.
     """
     limit = time.time() - ABANDONED_AFTER_S
-    for left in folder.glob("*.tmp"):
+    found = []
+    for left in sorted(folder.glob("*.tmp")):
         with contextlib.suppress(FileNotFoundError):
-            touched = max(p.stat().st_mtime for p in (left, *left.rglob("*")))
-            if touched > limit:
-                continue
-            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
+            inside = () if left.is_symlink() else left.rglob("*")
+            if max(p.lstat().st_mtime for p in (left, *inside)) <= limit:
+                found.append(left)
+    return found
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes left in a folder, as `abandoned` finds it."""
+    for left in abandoned(folder):
+        with contextlib.suppress(FileNotFoundError):
+            is_folder = left.is_dir() and not left.is_symlink()
+            shutil.rmtree(left, ignore_errors=True) if is_folder else left.unlink()
 
 
 @contextlib.contextmanager
@@ -182,15 +191,43 @@ def exclusive_lock(path: Path, busy: str, *, wait: bool = False) -> Iterator[Non
     Raises `RunLockedError` with the text `busy`, where ``{holder}`` becomes the holder's process id, when another
     process has it and `wait` is false.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise RunLockedError(busy.replace("{holder}", holder)) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
-        yield
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+                raise RunLockedError(busy.replace("{holder}", holder)) from None
+            if not _is_open(fd, path):
+                continue  # it was removed, with its folder, before it was locked
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
+            yield
+            return
+        finally:
+            os.close(fd)
+
+
+def is_locked(path: Path) -> bool:
+    """Tell whether a living process holds the lock of a file; changes nothing, and a file that is not there is free."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     finally:
         os.close(fd)
+    return False
+
+
+def _is_open(fd: int, path: Path) -> bool:
+    """Tell whether `path` still is the file that `fd` has open."""
+    try:
+        here, there = os.fstat(fd), path.lstat()
+    except FileNotFoundError:
+        return False
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)

@@ -15,6 +15,7 @@ from .catalog import publish_catalog
 from .catalog_session import CatalogSession
 from .layout import check_lake, lake_path
 from .reader import RunReader
+from .remove import Removal, remove_run
 from .run import Run, run_names
 from .selection import Selection, row_numbers
 from .sql import run_sql
@@ -112,6 +113,10 @@ class Lake:
     def index(self) -> Path:
         """Rebuild the catalog from the lake's files and return the new generation's path."""
         return publish_catalog(self.root, rebuild=True)
+
+    def remove(self, run: str, *, dry_run: bool = False) -> Removal:
+        """Remove a run whole and say what went; with `dry_run` only say what would go, and what would stay."""
+        return remove_run(self.root, run, dry_run=dry_run)
 
     def verify(self, run: str | None = None) -> list[Problem]:
         """Check counts and checksums of one run or all, and return what is wrong; empty when all is well."""

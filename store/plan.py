@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,16 +20,24 @@ def write_plan(folder: Path, sequences: pa.Table, units: Iterator[pa.Table] | li
     """Write a plan: the table of sequences, and the token table of each unit as one row group of a few files."""
     folder.mkdir()
     pq.write_table(sequences, folder / "sequences.parquet", compression="zstd")
-    writer: pq.ParquetWriter | None = None
-    for unit, table in enumerate(units):
-        if unit % UNITS_A_FILE == 0:
-            if writer:
-                writer.close()
-            writer = pq.ParquetWriter(tokens_file(folder, unit), table.schema, compression="zstd")
-        assert writer is not None
-        writer.write_table(table.combine_chunks(), row_group_size=max(1, table.num_rows))
-    if writer:
-        writer.close()
+    left = iter(units)
+    first = 0
+    while tables := list(itertools.islice(left, UNITS_A_FILE)):
+        _write_tokens(tokens_file(folder, first), tables)
+        first += UNITS_A_FILE
+
+
+def tokens_file_bytes(tables: list[pa.Table]) -> bytes:
+    """Encode the token tables of the units of one file of a plan, as `write_plan` writes them."""
+    sink = io.BytesIO()
+    _write_tokens(sink, tables)
+    return sink.getvalue()
+
+
+def _write_tokens(where: Path | io.BytesIO, tables: list[pa.Table]) -> None:
+    with pq.ParquetWriter(where, tables[0].schema, compression="zstd") as writer:
+        for table in tables:
+            writer.write_table(table.combine_chunks(), row_group_size=max(1, table.num_rows))
 
 
 def read_unit_tokens(folder: Path, unit: int) -> pa.Table:

@@ -18,6 +18,8 @@ from .record import ArraySpec, RunRecord
 from .shard import ShardLayout
 from .unit_record import check_unit_record
 
+DRIVER_LOCK = "driver.lock"
+
 
 class Run:
     """A run in a lake, for reading; the folder is the truth, nothing is remembered that could grow old."""
@@ -123,17 +125,28 @@ class Run:
     @contextlib.contextmanager
     def driver_lock(self) -> Iterator[None]:
         """Be the one driver of this run; `RunLockedError` names the process that already is."""
-        busy = (
-            f"Another layerlake (process {{holder}}) is working on run {self.name!r} of {self.root}. "
-            "Wait for it, or stop it and ask again: what is committed is kept."
-        )
-        with exclusive_lock(self.folder / "driver.lock", busy):
+        with driver_lock(self.root, self.name):
             yield
 
 
 def _file_stat(path: Path) -> tuple[int, int, int]:
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+@contextlib.contextmanager
+def driver_lock(root: Path, name: str) -> Iterator[None]:
+    """Be the one driver of a run, which may be damaged; `UnknownNameError` when it was removed meanwhile."""
+    busy = (
+        f"Another layerlake (process {{holder}}) is working on run {name!r} of {root}. "
+        "Wait for it, or stop it and ask again: what is committed is kept."
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(exclusive_lock(runs_folder(root) / name / DRIVER_LOCK, busy))
+        except FileNotFoundError:
+            raise UnknownNameError.of("run", name, run_names(root), f" in {root}") from None
+        yield
 
 
 def run_names(root: Path) -> list[str]:

@@ -37,6 +37,12 @@ def verify_lake(root: Path, run: str | None = None) -> list[Problem]:
     problems: list[Problem] = []
     for name in [run] if run else run_names(root):
         problems += verify_run(Run(root, name))
+    return problems + verify_around(root, run)
+
+
+def verify_around(root: Path, run: str | None = None) -> list[Problem]:
+    """List what is wrong outside of the runs: folders that are none, artifacts, the catalog; with `run`, its index."""
+    problems: list[Problem] = []
     if run is None and runs_folder(root).is_dir():
         for folder in sorted(runs_folder(root).iterdir()):
             if not folder.name.endswith(".tmp") and not (is_run_name(folder.name) and (folder / "run.json").is_file()):
@@ -127,22 +133,28 @@ def _verify_unit(run: Run, unit: int, plan_is_whole: bool) -> Iterator[tuple[Pat
 
 def _strangers(run: Run, committed: set[int]) -> Iterator[tuple[Path, str]]:
     """Find files that no committed unit accounts for; those of planned units are remnants, the rest foreign."""
-    arrays = {a.name: a for a in run.record.arrays}
-    folders = [run.folder / "activations.zarr", *(run.folder / "activations.zarr" / name for name in arrays)]
+    folders = [run.folder / "activations.zarr"]
+    folders += [run.folder / "activations.zarr" / a.name for a in run.record.arrays]
     folders += [run.folder / "tokens", run.folder / "units"]
     for path in sorted(p for f in folders if f.is_dir() for p in f.iterdir()):
         if path in folders or str(path.relative_to(run.folder)) in run.record.files:
             continue
-        digits = re.search(r"\d+", path.name)
-        unit = int(digits[0]) if digits else -1
-        array = arrays.get(path.parent.name)
-        owned = run.shard_path(array, unit) if array else run.tokens_path(unit)
-        if path.parent.name == "units":
-            owned = run.unit_path(unit)
-        if path != owned or not 0 <= unit < run.record.units:
+        unit = planned_unit(run, path)
+        if unit is None:
             yield path, "does not belong to this run"
         elif unit not in committed:
             yield path, f"is a remnant: unit {unit} is not committed (extracting again completes it)"
+
+
+def planned_unit(run: Run, path: Path) -> int | None:
+    """Give the planned unit whose shard, token table or record lies at `path`; None when it is nobody's place."""
+    digits = re.search(r"\d+", path.name)
+    unit = int(digits[0]) if digits else -1
+    array = {a.name: a for a in run.record.arrays}.get(path.parent.name)
+    owned = run.shard_path(array, unit) if array else run.tokens_path(unit)
+    if path.parent.name == "units":
+        owned = run.unit_path(unit)
+    return unit if path == owned and 0 <= unit < run.record.units else None
 
 
 def _verify_catalog(root: Path, only: str | None) -> Iterator[tuple[str | None, str, str]]:

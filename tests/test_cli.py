@@ -11,7 +11,7 @@ import pytest
 from layerlake.__main__ import main
 from processes import environment, layerlake_command, run_layerlake
 
-COMMANDS = ("extract", "sql", "ls", "show", "index", "verify", "probe")
+COMMANDS = ("extract", "sql", "ls", "show", "index", "verify", "rm", "repair", "probe")
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,10 @@ def test_asking_wrongly_is_exit_code_2_and_one_sentence(lake, capsys):
         ["sql", "SELECT * FROM nowhere", "--lake", lake],
         ["show", "toi", "--lake", lake],
         ["verify", "--run", "toi", "--lake", lake],
+        ["rm", "toi", "--lake", lake, "--yes"],
+        ["rm", "../toy", "--lake", lake, "--yes"],
+        ["repair", "--run", "toi", "--lake", lake],
+        ["repair", "--lake", lake, "--workers", "2"],
         ["extract", "toy_models:tuples", lake / "no-such-file.txt", "--lake", lake],
         ["extract", "toy_models:tuples", data, "--lake", lake, "--layer", "deep"],
         ["extract", "toy_models:tuples", data, "--lake", lake, "--site", "resid_pots"],
