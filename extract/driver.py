@@ -16,6 +16,7 @@ import torch
 
 from .. import __version__
 from ..errors import RequestError, WorldError
+from ..store.archive import check_codec
 from ..store.catalog import publish_catalog
 from ..store.create import create_run
 from ..store.dtypes import stored_dtype
@@ -67,6 +68,7 @@ def extract(
     sites: Sequence[str] = ("embed", "resid_post"),
     layers: Sequence[int] | int | None = None,
     dtype: str | None = None,
+    codec: str = "none",
     window: int | None = None,
     text_column: str = "text",
     label_columns: Sequence[str] = (),
@@ -92,10 +94,10 @@ def extract(
 
     `model` is a local Hugging Face folder, a hub name, or ``package.module:function``. `data` is a .txt or .jsonl
     file, or a folder or glob of source files. `sites` and `layers` choose arrays (layers: all). `dtype` is the stored
-    dtype (default: each site's own, which loses nothing). `window` splits documents at lines into sequences of at
-    most so many tokens. `labels` name labelers, as ``code-depth`` or ``column=package.module:function``. `padding` is
-    ``right``, ``left`` or ``none`` (default: the first that the model is known to be unmoved by). `threads` are
-    compute threads a worker.
+    dtype (default: each site's own, which loses nothing). `codec` is ``none``, raw rows, or ``archive``, compressed
+    without loss, which tensorstore reads. `window` splits documents at lines into sequences of at most so many tokens.
+    `labels` name labelers, as ``code-depth`` or ``column=package.module:function``. `padding` is ``right``, ``left``
+    or ``none`` (default: the first that the model is known to be unmoved by). `threads` are compute threads a worker.
     """
     started = time.perf_counter()
     if not isinstance(model, str) or not isinstance(data, (str, os.PathLike)):
@@ -114,6 +116,7 @@ def extract(
         raise RequestError(f"A batch needs at least one token, not {batch_tokens}.")
     if dtype is not None:
         stored_dtype(dtype)
+    check_codec(codec)
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # for a model or a labeler of the user's own
     import_path = tuple(p for p in sys.path if p)  # what this process finds, its workers find
@@ -133,7 +136,7 @@ def extract(
         vocab_size=loaded.vocab_size,
         labelers=labelers,
     )
-    arrays = choose_arrays(loaded, sites, layers, dtype)
+    arrays = choose_arrays(loaded, sites, layers, dtype, codec)
     plan = make_plan(documents, sequences, unit_rows)
     if len(plan.units) > 1 and plan.waste > _WASTE_WARNING:
         warnings.append(
@@ -149,7 +152,7 @@ def extract(
             "window": window,
             "padding": side,
             "batch_tokens": batch_tokens,
-            "compute": compute_settings(threads, device, loaded.identity["kind"]),
+            "compute": compute_settings(threads, device, loaded.identity["kind"], codec),
         },
         arrays=arrays,
         unit_rows=plan.unit_rows,

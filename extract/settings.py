@@ -31,7 +31,7 @@ def label_column(label: str) -> tuple[str, str]:
 
 
 def choose_arrays(
-    model: LoadedModel, sites: Sequence[str], layers: Sequence[int] | None, dtype: str | None
+    model: LoadedModel, sites: Sequence[str], layers: Sequence[int] | None, dtype: str | None, codec: str = "none"
 ) -> tuple[ArraySpec, ...]:
     """Choose the arrays of a run: the asked sites at the asked layers (None: all), in the model's own order.
 
@@ -50,7 +50,7 @@ def choose_arrays(
         raise RequestError("Name at least one site to extract.")
     points.sort(key=model.points.index)  # the order in which they were asked for says nothing
     return tuple(
-        ArraySpec(p.site, p.layer, stored_dtype(dtype or model.dtypes[p.name]).name, model.shapes[p.name])
+        ArraySpec(p.site, p.layer, stored_dtype(dtype or model.dtypes[p.name]).name, model.shapes[p.name], codec)
         for p in points
     )
 
@@ -70,11 +70,12 @@ def choose_padding(model: LoadedModel, asked: str | None) -> Padding:
     return cast("Padding", asked)
 
 
-def compute_settings(threads: int, device: str, kind: str) -> dict[str, Any]:
+def compute_settings(threads: int, device: str, kind: str, codec: str = "none") -> dict[str, Any]:
     """Record what moves the last bits of a value: the same command elsewhere is another run, and is told so.
 
     `kind` is the model's: transformers counts for its own models only, and so do the kernels that it takes for a
-    Mamba where they are installed. pyarrow is here because its version stands inside every token table.
+    Mamba where they are installed. pyarrow is here because its version stands inside every token table, and numcodecs
+    where its compressor makes the bytes of shards.
     """
     found: dict[str, Any] = {
         "device": device,
@@ -83,6 +84,8 @@ def compute_settings(threads: int, device: str, kind: str) -> dict[str, Any]:
         "pyarrow": importlib.metadata.version("pyarrow"),
         "cpu": torch.backends.cpu.get_cpu_capability(),
     }
+    if codec != "none":
+        found["numcodecs"] = importlib.metadata.version("numcodecs")
     if kind != "function":
         found["transformers"] = importlib.metadata.version("transformers")
     if kind == "mamba":

@@ -38,7 +38,8 @@ class ExtractWorker:
                 f"{spec['model']['name']} has other {' and '.join(what)} in the worker than when the run was planned. "
                 "A function that makes a model must give the same one each time, and every machine the same files."
             )
-        here = compute_settings(settings["compute"]["threads"], spec["device"], settings["model"]["kind"])
+        codec = self.run_.record.arrays[0].codec  # extraction gives all arrays the same
+        here = compute_settings(settings["compute"]["threads"], spec["device"], settings["model"]["kind"], codec)
         if other := [
             f"{k} {v}, not {settings['compute'].get(k)}" for k, v in here.items() if v != settings["compute"].get(k)
         ]:
