@@ -83,6 +83,8 @@ def test_any_rows_in_any_order_are_those_of_the_raw_run(written, data):
         return
     assert np.array_equal(selection.bits(site="embed"), bits[chosen])
     assert np.array_equal(lake.rows("packed", chosen).bits(site="embed"), bits[chosen])
+    checked = lake.select("SELECT * FROM mine ORDER BY k", tables={"mine": frame}, verify=True)
+    assert np.array_equal(checked.bits(site="embed"), bits[chosen])
 
 
 def test_a_compressed_shard_is_what_zarr_python_writes(tmp_path):
