@@ -45,6 +45,9 @@ def extract(
     dtype: Annotated[
         str | None, typer.Option(help="Stored as bfloat16, float16 or float32. Default: the model's own.")
     ] = None,
+    codec: Annotated[
+        str, typer.Option(help="none (raw rows) or archive (compressed without loss; needs the extra archive).")
+    ] = "none",
     window: Annotated[
         int | None, typer.Option(help="Split documents at lines into sequences of at most so many tokens.")
     ] = None,
@@ -100,6 +103,7 @@ def extract(
         sites=tuple(site) if site else ("embed", "resid_post"),
         layers=layer,
         dtype=dtype,
+        codec=codec,
         window=window,
         text_column=text_column,
         label_columns=label_column or (),

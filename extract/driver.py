@@ -14,6 +14,7 @@ import torch
 
 from .. import __version__
 from ..errors import RequestError
+from ..store.archive import check_codec
 from ..store.catalog import publish_catalog
 from ..store.create import create_run
 from ..store.dtypes import stored_dtype
@@ -64,6 +65,7 @@ def extract(
     sites: Sequence[str] = ("embed", "resid_post"),
     layers: Sequence[int] | int | None = None,
     dtype: str | None = None,
+    codec: str = "none",
     window: int | None = None,
     text_column: str = "text",
     label_columns: Sequence[str] = (),
@@ -89,10 +91,10 @@ def extract(
 
     `model` is a local Hugging Face folder, a hub name, or ``package.module:function``. `data` is a .txt or .jsonl
     file, or a folder or glob of source files. `sites` and `layers` choose arrays (layers: all). `dtype` is the stored
-    dtype (default: each site's own, which loses nothing). `window` splits documents at lines into sequences of at
-    most so many tokens. `labels` name labelers, as ``code-depth`` or ``column=package.module:function``. `padding` is
-    ``right``, ``left`` or ``none`` (default: the first that the model is known to be unmoved by). `threads` are
-    compute threads a worker.
+    dtype (default: each site's own, which loses nothing). `codec` is ``none``, raw rows, or ``archive``, compressed
+    without loss, which tensorstore reads. `window` splits documents at lines into sequences of at most so many tokens.
+    `labels` name labelers, as ``code-depth`` or ``column=package.module:function``. `padding` is ``right``, ``left``
+    or ``none`` (default: the first that the model is known to be unmoved by). `threads` are compute threads a worker.
     """
     started = time.perf_counter()
     if not isinstance(model, str) or not isinstance(data, (str, os.PathLike)):
@@ -111,6 +113,7 @@ def extract(
         raise RequestError(f"A batch needs at least one token, not {batch_tokens}.")
     if dtype is not None:
         stored_dtype(dtype)
+    check_codec(codec)
     import_from_here()  # a model or a labeler of the user's own
     chosen = make_engine(engine, workers=workers, threads=threads, device=device, ray_address=ray_address)
     labelers = {column: load_labeler(name) for column, name in map(label_column, labels)}
@@ -128,7 +131,7 @@ def extract(
         vocab_size=loaded.vocab_size,
         labelers=labelers,
     )
-    arrays = choose_arrays(loaded, sites, layers, dtype)
+    arrays = choose_arrays(loaded, sites, layers, dtype, codec)
     plan = make_plan(documents, sequences, unit_rows)
     if len(plan.units) > 1 and plan.waste > _WASTE_WARNING:
         warnings.append(
@@ -144,7 +147,7 @@ def extract(
             "window": window,
             "padding": side,
             "batch_tokens": batch_tokens,
-            "compute": compute_settings(threads, device, loaded.identity["kind"]),
+            "compute": compute_settings(threads, device, loaded.identity["kind"], codec),
         },
         arrays=arrays,
         unit_rows=plan.unit_rows,

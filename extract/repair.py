@@ -180,7 +180,7 @@ class _Models:
             if not all(isinstance(v, str) for v in (source.name, source.dtype, source.revision or "")):
                 raise TypeError("its model has no name")
             check_device(device)
-            if other := other_compute(settings, device):
+            if other := other_compute(run.record, device):
                 raise WorldError(
                     f"this machine would give other bytes than the run's: it has {'; '.join(other)}. Repair where it "
                     "is as it was then."

@@ -14,7 +14,7 @@ import torch
 
 from ..errors import RequestError
 from ..store.dtypes import stored_dtype
-from ..store.run import ArraySpec
+from ..store.run import ArraySpec, RunRecord
 from .batch import Padding
 from .loaded_model import LoadedModel, ModelSource
 
@@ -32,7 +32,7 @@ def label_column(label: str) -> tuple[str, str]:
 
 
 def choose_arrays(
-    model: LoadedModel, sites: Sequence[str], layers: Sequence[int] | None, dtype: str | None
+    model: LoadedModel, sites: Sequence[str], layers: Sequence[int] | None, dtype: str | None, codec: str = "none"
 ) -> tuple[ArraySpec, ...]:
     """Choose the arrays of a run: the asked sites at the asked layers (None: all), in the model's own order.
 
@@ -51,7 +51,7 @@ def choose_arrays(
         raise RequestError("Name at least one site to extract.")
     points.sort(key=model.points.index)  # the order in which they were asked for says nothing
     return tuple(
-        ArraySpec(p.site, p.layer, stored_dtype(dtype or model.dtypes[p.name]).name, model.shapes[p.name])
+        ArraySpec(p.site, p.layer, stored_dtype(dtype or model.dtypes[p.name]).name, model.shapes[p.name], codec)
         for p in points
     )
 
@@ -71,11 +71,12 @@ def choose_padding(model: LoadedModel, asked: str | None) -> Padding:
     return cast("Padding", asked)
 
 
-def compute_settings(threads: int, device: str, kind: str) -> dict[str, Any]:
+def compute_settings(threads: int, device: str, kind: str, codec: str = "none") -> dict[str, Any]:
     """Record what moves the last bits of a value: the same command elsewhere is another run, and is told so.
 
     `kind` is the model's: transformers counts for its own models only, and so do the kernels that it takes for a
-    Mamba where they are installed. pyarrow is here because its version stands inside every token table.
+    Mamba where they are installed. pyarrow is here because its version stands inside every token table, and numcodecs
+    where its compressor makes the bytes of shards.
     """
     found: dict[str, Any] = {
         "device": device,
@@ -84,6 +85,8 @@ def compute_settings(threads: int, device: str, kind: str) -> dict[str, Any]:
         "pyarrow": importlib.metadata.version("pyarrow"),
         "cpu": torch.backends.cpu.get_cpu_capability(),
     }
+    if codec != "none":
+        found["numcodecs"] = importlib.metadata.version("numcodecs")
     if kind != "function":
         found["transformers"] = importlib.metadata.version("transformers")
     if kind == "mamba":
@@ -103,10 +106,11 @@ def other_model(identity: Mapping[str, Any], settings: Mapping[str, Any]) -> lis
     return ["weights" if k == "fingerprint" else k for k in other]
 
 
-def other_compute(settings: Mapping[str, Any], device: str) -> list[str]:
-    """Say what would move the last bits of a value here, against what a run of these `settings` was planned with."""
-    planned = settings["compute"]
-    here = compute_settings(planned["threads"], device, settings["model"]["kind"])
+def other_compute(record: RunRecord, device: str) -> list[str]:
+    """Say what would move a stored byte here, against what a run was planned with."""
+    planned = record.settings["compute"]
+    codec = record.arrays[0].codec  # extraction gives all arrays the same
+    here = compute_settings(planned["threads"], device, record.settings["model"]["kind"], codec)
     return [f"{k} {v}, not {planned.get(k)}" for k, v in here.items() if v != planned.get(k)]
 
 

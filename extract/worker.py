@@ -33,7 +33,7 @@ class ExtractWorker:
                 f"{spec['model']['name']} has other {' and '.join(other)} in the worker than when the run was planned. "
                 "A function that makes a model must give the same one each time, and every machine the same files."
             )
-        if other := other_compute(settings, spec["device"]):
+        if other := other_compute(self.run_.record, spec["device"]):
             raise WorldError(
                 f"A worker on another machine would give other bytes: it has {'; '.join(other)}. Use machines that are "
                 "alike."

@@ -25,7 +25,8 @@ _SCHEMA = """
 CREATE TABLE run_table (run VARCHAR, model VARCHAR, revision VARCHAR, fingerprint VARCHAR, data VARCHAR,
     dtype VARCHAR, units_planned BIGINT, tokens_planned BIGINT, sequences_planned BIGINT, unit_rows BIGINT,
     identity VARCHAR, plan_hash VARCHAR, created VARCHAR, created_by VARCHAR, settings JSON);
-CREATE TABLE arrays (run VARCHAR, layer INTEGER, site VARCHAR, dtype VARCHAR, width BIGINT, path VARCHAR);
+CREATE TABLE arrays (run VARCHAR, layer INTEGER, site VARCHAR, dtype VARCHAR, width BIGINT, codec VARCHAR,
+    path VARCHAR);
 CREATE TABLE units (run VARCHAR, unit BIGINT, first_row BIGINT, rows BIGINT, sequences BIGINT, seconds DOUBLE);
 CREATE TABLE unit_stats (run VARCHAR, unit BIGINT, layer INTEGER, site VARCHAR, count BIGINT, nonfinite BIGINT,
     mean DOUBLE, variance DOUBLE, min DOUBLE, max DOUBLE, norm DOUBLE, rows BIGINT);
@@ -180,6 +181,7 @@ def _add_run(connection: duckdb.DuckDBPyConnection, run: Run) -> None:
             "site": [a.site for a in record.arrays],
             "dtype": [a.dtype for a in record.arrays],
             "width": pa.array([a.shape[-1] if a.shape else 1 for a in record.arrays], pa.int64()),
+            "codec": [a.codec for a in record.arrays],
             "path": [f"runs/{run.name}/activations.zarr/{a.name}" for a in record.arrays],
         }
     )

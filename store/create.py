@@ -6,6 +6,7 @@ import tempfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -59,7 +60,7 @@ def _create_arrays(path: Path, record: RunRecord) -> None:
             chunks=(layout.chunk_rows, *array.shape),
             dtype=zarr_bfloat16.BFloat16() if array.dtype == "bfloat16" else array.dtype,
             fill_value=float("nan"),
-            compressors=None,
+            compressors=None if array.codec == "none" else _archive(layout.dtype.itemsize),
             filters=None,
             chunk_key_encoding={"name": "default", "separator": "."},
             dimension_names=("row", *(f"dim_{i}" for i in range(len(array.shape)))),
@@ -69,3 +70,9 @@ def _create_arrays(path: Path, record: RunRecord) -> None:
         # know them read each array's own zarr.json.
         warnings.filterwarnings("ignore", "Consolidated metadata")
         zarr.consolidate_metadata(path)
+
+
+def _archive(itemsize: int) -> Any:
+    from zarr.codecs import BloscCodec
+
+    return BloscCodec(typesize=itemsize, cname="lz4", clevel=5, shuffle="bitshuffle")  # as archive_shard.py compresses

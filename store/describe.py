@@ -18,7 +18,7 @@ def describe_run(lake: Lake, name: str) -> dict[str, Any]:
     quoted = "'" + name.replace("'", "''") + "'"
     progress = lake.sql(f"SELECT units, tokens, sequences FROM runs WHERE run = {quoted}").to_pylist()
     arrays = lake.sql(
-        "SELECT arrays.site, arrays.layer, dtype, width, mean, sqrt(variance) AS std, min, max, norm, nonfinite "
+        "SELECT arrays.site, arrays.layer, dtype, width, codec, mean, sqrt(variance) AS std, min, max, norm, nonfinite "
         "FROM arrays LEFT JOIN stats ON arrays.run = stats.run AND arrays.site = stats.site "
         f"AND arrays.layer IS NOT DISTINCT FROM stats.layer WHERE arrays.run = {quoted} ORDER BY 1, 2"
     ).to_pylist()
@@ -66,4 +66,4 @@ def print_description(description: dict[str, Any]) -> None:
     if columns:
         print()
         rows = [list(a.values()) for a in description["arrays"]]
-        print_rows(columns, rows, numbers=frozenset(columns) - {"site", "dtype"})
+        print_rows(columns, rows, numbers=frozenset(columns) - {"site", "dtype", "codec"})

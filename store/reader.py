@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import RequestError
+from .archive import ArchiveArray
 from .array_rows import ArrayRows, ShardMaps
 from .catalog import indexed_units
 from .run import ArraySpec, Run
@@ -18,7 +19,7 @@ class RunReader:
     def __init__(self, run: Run, maps: ShardMaps | None = None) -> None:
         self.run = run
         self._maps = maps or ShardMaps()
-        self._rows: dict[ArraySpec, ArrayRows] = {}
+        self._rows: dict[ArraySpec, ArrayRows | ArchiveArray] = {}
         self._used = np.full(run.record.units, -1, np.int64)  # rows with a token; -1: not committed when last asked
 
     def check_rows(self, rows: np.ndarray) -> None:
@@ -38,10 +39,11 @@ class RunReader:
             reason = "no token stands there" if used[first] >= 0 else "its unit is not committed"
             self._refuse(int(rows[first]), reason)
 
-    def rows(self, array: ArraySpec) -> ArrayRows:
+    def rows(self, array: ArraySpec) -> ArrayRows | ArchiveArray:
         """Give the rows of an array; ask only for those that `check_rows` let pass."""
         if array not in self._rows:
-            self._rows[array] = ArrayRows(self.run, array, self._maps)
+            packed = array.codec == "archive"
+            self._rows[array] = ArchiveArray(self.run, array) if packed else ArrayRows(self.run, array, self._maps)
         return self._rows[array]
 
     def _learn(self, units: list[int]) -> None:

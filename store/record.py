@@ -16,6 +16,8 @@ from .durable import canonical_json
 from .layout import check_run_name
 from .shard import ShardLayout
 
+CODECS = ("none", "archive")
+"""How rows lie in a shard: raw, to be mapped into memory, or compressed."""
 _CHUNK_BYTES = 1 << 20
 _SITE = re.compile(r"[^./\x00][^/\x00]{0,149}")  # it names a folder
 
@@ -29,6 +31,8 @@ class ArraySpec:
     dtype: str
     shape: tuple[int, ...]
     """The trailing shape of a row; (width,) for the residual stream."""
+    codec: str = "none"
+    """One of `CODECS`."""
 
     @property
     def name(self) -> str:
@@ -44,9 +48,15 @@ class ArraySpec:
         for size in self.shape:
             _check_whole("size of an axis", size, 1, 1 << 31)
         stored_dtype(self.dtype)
+        if self.codec not in CODECS:
+            raise ValueError(f"{self.codec!r} is no codec")
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the array as run.json and a run's identity have it: without a codec where there is none."""
+        return {k: v for k, v in asdict(self).items() if (k, v) != ("codec", "none")}
 
     def layout(self, unit_rows: int) -> ShardLayout:
-        """Give the geometry of a shard; inner chunks are the largest power of two of rows within 1 MiB."""
+        """Give the geometry of a shard's rows, decoded; inner chunks are the largest power of two within 1 MiB."""
         dtype = stored_dtype(self.dtype)
         row_bytes = math.prod(self.shape) * dtype.itemsize
         chunk = 1 << max(0, (_CHUNK_BYTES // row_bytes).bit_length() - 1)
@@ -80,7 +90,7 @@ class RunRecord:
         """Hash of everything that can change a stored byte of this run."""
         parts = {
             "settings": self.settings,
-            "arrays": [asdict(a) for a in self.arrays],
+            "arrays": [a.to_json() for a in self.arrays],
             "unit_rows": self.unit_rows,
             "tokens_hash": self.tokens_hash,
         }
@@ -88,7 +98,7 @@ class RunRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Give the content of run.json."""
-        return asdict(self) | {"identity": self.identity}
+        return asdict(self) | {"arrays": [a.to_json() for a in self.arrays], "identity": self.identity}
 
     @classmethod
     def from_json(cls, value: dict[str, Any], path: Path) -> RunRecord:
@@ -148,6 +158,7 @@ def _flat(record: RunRecord) -> dict[str, Any]:
         "sites": ", ".join(a.name for a in record.arrays),
         "dtype": ", ".join(dict.fromkeys(a.dtype for a in record.arrays)),
         "shape": ", ".join(dict.fromkeys(str(a.shape) for a in record.arrays)),
+        "codec": ", ".join(dict.fromkeys(a.codec for a in record.arrays)),
         "unit_rows": record.unit_rows,
         "the token table (ids, spans, labels, splits)": record.tokens_hash,
     }

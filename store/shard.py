@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -73,6 +74,7 @@ class ShardWriter:
     def __init__(self, path: Path, layout: ShardLayout) -> None:
         self.path = path
         self.layout = layout
+        self.checksums: list[int] = []
         self._written = np.zeros(layout.rows, bool)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -96,25 +98,36 @@ class ShardWriter:
         self._rows[row : row + len(bits)] = bits
         self._written[row : row + len(bits)] = True
 
-    def finish(self, used: int) -> tuple[list[int], np.ndarray]:
+    def finish(self, used: int) -> tuple[dict[str, Any], np.ndarray]:
         """Fill the tail with NaN, write the index, make the file durable.
 
-        All of the first `used` rows must have been written and none after them. Returns the crc32c of every inner
-        chunk and a view of the used rows (for statistics), valid until the writer is dropped.
+        All of the first `used` rows must have been written and none after them. Returns what the unit's record says
+        of the shard, its bytes and the crc32c of every inner chunk, and a view of the used rows (for statistics).
         """
-        if not self._written[:used].all():
-            raise ValueError(f"row {int(np.argmin(self._written[:used]))} of {self.path.name} was never written")
-        if self._written[used:].any():
-            raise ValueError(f"rows after the {used} of the unit were written in {self.path.name}")
-        self._rows[used:] = self.layout.dtype.bits.type(self.layout.dtype.nan)
-        checksums = chunk_checksums(self._rows, self.layout)
-        self._rows.flush()
+        rows = self._fill_tail(used)
+        rows.flush()
         with self.path.open("r+b") as file:
             file.seek(self.layout.data_bytes)
             file.write(self.layout.index)
             file.flush()
             os.fsync(file.fileno())
-        return checksums, self._rows[:used]
+        return {"bytes": self.layout.file_bytes, "crc32c": self.checksums}, rows[:used]
+
+    def same(self, published: Path) -> bool:
+        """Say whether a published shard is what this one is, finished."""
+        try:
+            return chunk_checksums(open_shard(published, self.layout), self.layout) == self.checksums
+        except CorruptLakeError:
+            return False
+
+    def _fill_tail(self, used: int) -> np.memmap:
+        if not self._written[:used].all():
+            raise ValueError(f"row {int(np.argmin(self._written[:used]))} of {self.path.name} was never written")
+        if self._written[used:].any():
+            raise ValueError(f"rows after the {used} of the unit were written in {self.path.name}")
+        self._rows[used:] = self.layout.dtype.bits.type(self.layout.dtype.nan)
+        self.checksums = chunk_checksums(self._rows, self.layout)
+        return self._rows
 
     def abandon(self) -> None:
         """Remove the temporary file, if it is still there."""
@@ -140,14 +153,24 @@ def named_shard(path: Path) -> Iterator[None]:
 
 def check_shard(fd: int, path: Path, layout: ShardLayout) -> None:
     """Raise `CorruptLakeError` unless an open shard has its size and the index it must have."""
-    size = os.fstat(fd).st_size
-    if size != layout.file_bytes:
+    check_size(fd, path, layout.file_bytes)
+    if os.pread(fd, len(layout.index), layout.data_bytes) != layout.index:
+        raise damaged_index(path)
+
+
+def check_size(fd: int, path: Path, size: int) -> None:
+    """Raise `CorruptLakeError` unless an open shard has `size` bytes."""
+    found = os.fstat(fd).st_size
+    if found != size:
         raise CorruptLakeError(
-            f"{path} has {size} bytes, not {layout.file_bytes}: it was cut or replaced. "
+            f"{path} has {found} bytes, not {size}: it was cut or replaced. "
             "Run `layerlake verify` to see what else is damaged."
         )
-    if os.pread(fd, len(layout.index), layout.data_bytes) != layout.index:
-        raise CorruptLakeError(f"The chunk index of {path} is damaged. Run `layerlake verify` to see what else is.")
+
+
+def damaged_index(path: Path) -> CorruptLakeError:
+    """Give the error for a shard whose index of inner chunks is not the one it must have."""
+    return CorruptLakeError(f"The chunk index of {path} is damaged. Run `layerlake verify` to see what else is.")
 
 
 def open_shard(path: Path, layout: ShardLayout) -> np.memmap:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .archive import ArchiveArray
 from .array_rows import ArrayRows
 from .dtypes import StoredDtype
 from .verified import ChunkVerifier
@@ -17,7 +18,7 @@ class Source(NamedTuple):
 
     dtype: StoredDtype
     shape: tuple[int, ...]
-    runs: list[ArrayRows]
+    runs: list[ArrayRows | ArchiveArray]
 
     def gather(
         self, rows: np.ndarray, codes: np.ndarray, out: np.ndarray, verifiers: Sequence[ChunkVerifier] = ()
@@ -33,6 +34,7 @@ class Source(NamedTuple):
             out[where] = part
 
     def _gather_run(self, code: int, rows: np.ndarray, out: np.ndarray, verifiers: Sequence[ChunkVerifier]) -> None:
-        if verifiers:
-            verifiers[code].check(self.runs[code], rows)
-        self.runs[code].gather(rows, out)
+        source = self.runs[code]
+        if verifiers and isinstance(source, ArrayRows):  # the others are checked whenever they are read
+            verifiers[code].check(source, rows)
+        source.gather(rows, out)

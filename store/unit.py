@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import CorruptLakeError
+from .archive_shard import ArchiveShardWriter
 from .durable import fsync_folder, publish, sealed_json, temporary_name, write_temporary
 from .layout import unit_name
 from .parquet import table_bytes
 from .record import ArraySpec
 from .run import Run
-from .shard import ShardWriter, chunk_checksums, open_shard
+from .shard import ShardWriter
 from .stats import value_statistics
 from .unit_record import record_digest
 
@@ -40,7 +41,8 @@ class UnitWriter:
         try:
             for array in self.run.record.arrays:
                 path = temporary_name(self.run.scratch, f"{unit_name(self.unit)}.{array.name}")
-                self._shards[array.name] = ShardWriter(path, self.run.layout(array))
+                writer = ArchiveShardWriter if array.codec == "archive" else ShardWriter
+                self._shards[array.name] = writer(path, self.run.layout(array))
         except OSError:  # a full disk, perhaps at the last of many shards
             self._abandon()
             raise
@@ -75,22 +77,18 @@ class UnitWriter:
             "sequences": sequences,
             "arrays": {},
         }
-        finished: list[tuple[ArraySpec, ShardWriter, list[int]]] = []
+        finished: list[tuple[ArraySpec, ShardWriter]] = []
         for array in self.run.record.arrays:
             shard = self._shards[array.name]
-            checksums, rows = shard.finish(used)
-            statistics = value_statistics(rows, shard.layout.dtype)
-            body["arrays"][array.name] = {
-                "bytes": shard.layout.file_bytes,
-                "crc32c": checksums,
-                "statistics": statistics,
-            }
-            finished.append((array, shard, checksums))
+            facts, rows = shard.finish(used)
+            body["arrays"][array.name] = facts | {"statistics": value_statistics(rows, shard.layout.dtype)}
+            del rows  # and with it the disk space of rows that were compressed
+            finished.append((array, shard))
         table = table_bytes(tokens)
         body["tokens"] = {"bytes": len(table), "sha256": hashlib.sha256(table).hexdigest()}
-        for array, shard, checksums in finished:
+        for array, shard in finished:
             final = self.run.shard_path(array, self.unit)
-            self._publish(shard.path, final, lambda path, s=shard, c=checksums: _holds(path, s, c))
+            self._publish(shard.path, final, shard.same)
             fsync_folder(final.parent)
         final = self.run.tokens_path(self.unit)
         temporary = write_temporary(self.run.scratch, final.name, table)
@@ -125,10 +123,3 @@ class UnitWriter:
                 )
             return existing
         return record
-
-
-def _holds(path: Path, shard: ShardWriter, checksums: list[int]) -> bool:
-    try:
-        return chunk_checksums(open_shard(path, shard.layout), shard.layout) == checksums
-    except CorruptLakeError:
-        return False

@@ -45,6 +45,10 @@ def _fault(value: dict[str, Any], unit: int, run: RunRecord) -> str | None:
         sums, statistics = held["crc32c"], held["statistics"]
         if len(sums) != array.layout(run.unit_rows).chunks or not all(_whole(s, (1 << 32) - 1) for s in sums):
             return f"has no checksums of the chunks of {array.name}"
+        if array.codec != "none" and not (
+            _whole(held["bytes"], _LARGEST) and _whole(held["file_crc32c"], (1 << 32) - 1)
+        ):
+            return f"does not say how large the compressed shard of {array.name} is, or has no checksum of it"
         if statistics.keys() != STATISTICS.keys() or not all(_number(statistics[k], t) for k, t in STATISTICS.items()):
             return f"has no statistics of {array.name}"
     if not isinstance(value["tokens"]["sha256"], str):

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..errors import LayerlakeError
+from .archive_shard import archive_checksums
 from .artifacts import verify_artifacts
 from .catalog import connect_catalog, named_generation
 from .durable import file_sha256
@@ -108,12 +109,16 @@ def _verify_unit(run: Run, unit: int, plan_is_whole: bool) -> Iterator[tuple[Pat
     for array in run.record.arrays:
         shard = run.shard_path(array, unit)
         layout = run.layout(array)
+        held = record["arrays"][array.name]
         try:
-            checksums = chunk_checksums(open_shard(shard, layout), layout)
+            if array.codec == "archive":
+                checksums = archive_checksums(shard, layout, held)
+            else:
+                checksums = chunk_checksums(open_shard(shard, layout), layout)
         except LayerlakeError as error:
             yield shard, str(error)
             continue
-        pairs = zip(checksums, record["arrays"][array.name]["crc32c"], strict=True)
+        pairs = zip(checksums, held["crc32c"], strict=True)
         wrong = [i for i, (seen, expected) in enumerate(pairs) if seen != expected]
         if wrong:
             first = unit * run.record.unit_rows + wrong[0] * layout.chunk_rows

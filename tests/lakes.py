@@ -68,6 +68,7 @@ def make_run(
     commit: bool = True,
     trailing: tuple[int, ...] | None = None,
     edit: Callable[[pa.Table], pa.Table] | None = None,
+    codec: str = "none",
 ) -> tuple[Run, list[pa.Table], dict[str, np.ndarray]]:
     """Make a run; returns it, its units' token tables and the bits of every array, (all rows, width).
 
@@ -77,8 +78,8 @@ def make_run(
     tables = [edit(t) for t in tables] if edit else tables
     shape = (width,) if trailing is None else trailing
     arrays = (
-        ArraySpec("embed", None, dtype, shape),
-        *(ArraySpec("resid_post", i, dtype, shape) for i in range(layers)),
+        ArraySpec("embed", None, dtype, shape, codec),
+        *(ArraySpec("resid_post", i, dtype, shape, codec) for i in range(layers)),
     )
     record = RunRecord(
         name=name,

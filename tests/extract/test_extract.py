@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import toy_models
+from layerlake.__main__ import app
 from layerlake.errors import (
     DataError,
     LakeFormatError,
@@ -21,6 +23,7 @@ from layerlake.errors import (
 from layerlake.extract.driver import extract
 from layerlake.store.lake import Lake
 from toy_models import VOCABULARY, save_model
+from typer.testing import CliRunner
 
 
 def ids_file(path: Path, lengths: tuple[int, ...] = (5, 9, 3, 12), seed: int = 0, **extra) -> Path:
@@ -80,6 +83,34 @@ def test_the_package_can_be_called_whatever_was_imported_before(tmp_path):
             [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=False
         )
         assert done.stdout == "29 True ['embed']\n", done.stderr
+
+
+def test_a_compressed_run_has_the_bits_of_the_raw_one(tmp_path):
+    data, lake = ids_file(tmp_path / "d.jsonl", (30, 40, 25, 31, 60)), tmp_path / "lake"
+    for dtype in ("float32", "bfloat16", "float16"):
+        for codec in ("none", "archive"):
+            report = extract("toy_models:lstm", data, lake, run=f"{dtype}-{codec}", dtype=dtype, codec=codec)
+        opened = Lake.open(lake)
+        raw, packed = (
+            opened.select(f"SELECT run, row FROM tokens WHERE run = '{dtype}-{codec}' ORDER BY row")
+            for codec in ("none", "archive")
+        )
+        for name in report.arrays:
+            site, _, layer = name.partition("-")
+            at = (int(layer) if layer else None, site)
+            assert np.array_equal(raw.bits(*at), packed.bits(*at)) and raw.bits(*at).any()
+            assert torch.equal(raw.tensor(*at), packed.tensor(*at))
+    assert opened.verify() == []
+    before = tree(lake)
+    command = ["extract", "toy_models:lstm", str(data), "--lake", str(lake), "--run", "float16-archive"]
+    again = CliRunner().invoke(app, [*command, "--dtype", "float16", "--codec", "archive"])
+    assert "is complete already" in again.output and tree(lake) == before, again.output
+    made_with = [opened.run(f"float16-{c}").record.settings["compute"].get("numcodecs") for c in ("none", "archive")]
+    assert made_with == [None, importlib.metadata.version("numcodecs")]  # its version moves the bytes of shards
+    with pytest.raises(SettingsDifferError, match="codec: the run has archive, asked was none"):
+        extract("toy_models:lstm", data, lake, run="float16-archive", dtype="float16")
+    with pytest.raises(UnknownNameError, match="no codec 'achive'. Did you mean 'archive'"):
+        extract("toy_models:lstm", data, lake, run="x", codec="achive")
 
 
 def test_the_same_call_again_changes_no_file(tmp_path):

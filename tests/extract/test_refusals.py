@@ -120,12 +120,12 @@ def test_a_labeler_that_fails_is_named_with_the_document(tmp_path, gpt2, monkeyp
     assert not (tmp_path / "lake").exists()
 
 
-@pytest.mark.parametrize(("package", "extra"), [("ray", "ray"), ("transformers", "hf")])
+@pytest.mark.parametrize(("package", "extra"), [("ray", "ray"), ("transformers", "hf"), ("tensorstore", "archive")])
 def test_a_missing_extra_is_named_before_anything_is_made(tmp_path, gpt2, data, monkeypatch, package, extra):
     monkeypatch.setitem(sys.modules, package, None)
     engine = "ray" if package == "ray" else "inline"
     with pytest.raises(MissingExtraError, match=rf"layerlake\[{extra}\]"):
-        extract(str(gpt2), data, tmp_path / "lake", engine=engine)
+        extract(str(gpt2), data, tmp_path / "lake", engine=engine, codec="archive" if extra == "archive" else "none")
     assert not (tmp_path / "lake").exists()
 
 

@@ -29,6 +29,11 @@ from layerlake.store.unit import UnitWriter
 from processes import environment
 
 
+@pytest.fixture(params=["none", "archive"])
+def codec(request) -> str:
+    return request.param
+
+
 def promised(run: Run) -> dict[str, str]:
     """Hashes of what two makings of a run must share: shards, token tables, the digests of unit records."""
     files = [p for f in ("activations.zarr", "tokens") for p in (run.folder / f).rglob("*") if p.is_file()]
@@ -51,8 +56,8 @@ def filled(run: Run, unit: int, tokens: pa.Table, bits: dict[str, np.ndarray]) -
         yield writer
 
 
-def test_a_zombie_with_the_same_bytes_changes_nothing(tmp_path):
-    run, tables, bits = make_run(tmp_path, commit=False)
+def test_a_zombie_with_the_same_bytes_changes_nothing(tmp_path, codec):
+    run, tables, bits = make_run(tmp_path, commit=False, codec=codec)
     sequences = len(set(tables[0]["seq"].to_pylist()))
     with filled(run, 0, tables[0], bits) as zombie:
         record = commit_unit(run, 0, tables[0], bits)
@@ -63,8 +68,8 @@ def test_a_zombie_with_the_same_bytes_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["shard", "tokens", "sequences"])
-def test_a_zombie_with_other_bytes_is_refused_and_overwrites_nothing(tmp_path, what):
-    run, tables, bits = make_run(tmp_path, commit=False)
+def test_a_zombie_with_other_bytes_is_refused_and_overwrites_nothing(tmp_path, what, codec):
+    run, tables, bits = make_run(tmp_path, commit=False, codec=codec)
     other, tokens, sequences = bits, tables[0], len(set(tables[0]["seq"].to_pylist()))
     if what == "shard":
         other = {n: b.copy() for n, b in bits.items()}
@@ -86,9 +91,9 @@ def test_a_zombie_with_other_bytes_is_refused_and_overwrites_nothing(tmp_path, w
 
 
 @pytest.mark.parametrize("remnant", ["other bytes", "cut", "empty", "longer", "same"])
-def test_a_remnant_of_an_uncommitted_unit_is_replaced(tmp_path, remnant):
-    expected = promised(make_run(tmp_path / "clean")[0])
-    run, tables, bits = make_run(tmp_path / "lake", commit=False)
+def test_a_remnant_of_an_uncommitted_unit_is_replaced(tmp_path, remnant, codec):
+    expected = promised(make_run(tmp_path / "clean", codec=codec)[0])
+    run, tables, bits = make_run(tmp_path / "lake", commit=False, codec=codec)
     commit_unit(run, 0, tables[0], bits)
     run.unit_path(0).unlink()
     paths = [run.shard_path(a, 0) for a in run.record.arrays] + [run.tokens_path(0)]
@@ -114,7 +119,7 @@ KILLED = """
     steps = [(os, "fsync"), (os, "link"), (os, "open"), (Path, "unlink"), (Path, "replace"),
              (unit, "value_statistics"), (unit, "table_bytes")]
     start = Path(sys.argv[1])
-    run, tables, bits = make_run(start, commit=False)
+    run, tables, bits = make_run(start, commit=False, codec=sys.argv[2])
     commit_unit(run, 0, tables[0], bits)
 
     def prepare(moment):
@@ -125,13 +130,13 @@ KILLED = """
 """
 
 
-def test_S06_killed_between_any_two_steps_of_a_commit(tmp_path):
-    expected = promised(make_run(tmp_path / "clean")[0])
-    code = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path / "start")]
+def test_S06_killed_between_any_two_steps_of_a_commit(tmp_path, codec):
+    expected = promised(make_run(tmp_path / "clean", codec=codec)[0])
+    code = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path / "start"), codec]
     done = subprocess.run(code, capture_output=True, text=True, env=environment(), timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     moments = int(done.stdout)
-    tables, bits = make_run(tmp_path / "again", commit=False)[1:]
+    tables, bits = make_run(tmp_path / "again", commit=False, codec=codec)[1:]
     seen, remnants = [], 0
     for moment in range(moments):
         root = tmp_path / f"lake{moment}"
@@ -151,8 +156,8 @@ def test_S06_killed_between_any_two_steps_of_a_commit(tmp_path):
     assert moments > 20 and remnants > 5
 
 
-def test_leaving_without_a_commit_leaves_nothing(tmp_path):
-    run, tables, bits = make_run(tmp_path, commit=False)
+def test_leaving_without_a_commit_leaves_nothing(tmp_path, codec):
+    run, tables, bits = make_run(tmp_path, commit=False, codec=codec)
     before = sorted(p for p in run.folder.rglob("*"))
     with pytest.raises(KeyboardInterrupt), filled(run, 0, tables[0], bits):
         raise KeyboardInterrupt
@@ -183,12 +188,13 @@ def small_disk():
 
 
 @pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount command")
-def test_a_full_disk_is_an_error_that_leaves_nothing(small_disk, tmp_path):
+def test_a_full_disk_is_an_error_that_leaves_nothing(small_disk, tmp_path, codec):
     page = 4096
     failed = whole = 0
     sequences = 1
     full = small_disk(1 << 20)
-    run, tables, bits = make_run(full, unit_rows=1024, lengths=(1000,), width=16, layers=2, commit=False)
+    shape: dict[str, Any] = {"unit_rows": 1024, "lengths": (1000,), "width": 16, "layers": 2}
+    run, tables, bits = make_run(full, commit=False, codec=codec, **shape)
     clean = sorted(p for p in full.rglob("*"))
     for free in range(0, 48):
         ballast = full / "ballast"
@@ -229,18 +235,19 @@ def writings(draw: st.DrawFn) -> list[tuple[int, int]]:
     return draw(st.permutations(pieces))
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory) -> Any:
+@pytest.fixture(scope="module", params=["none", "archive"])
+def reference(request, tmp_path_factory) -> Any:
     root = tmp_path_factory.mktemp("reference")
-    run, tables, bits = make_run(root, lengths=(10, 14), dtype="float16", layers=1)
-    return root, promised(run), tables, bits
+    asked = {"lengths": (10, 14), "dtype": "float16", "layers": 1, "codec": request.param}
+    run, tables, bits = make_run(root, **asked)
+    return root, promised(run), tables, bits, asked
 
 
 @settings(max_examples=40, deadline=None)
 @given(pieces=st.lists(writings(), min_size=2, max_size=2))
 def test_any_partition_of_the_rows_in_any_order_gives_the_same_bytes(reference, tmp_path_factory, pieces):
-    root, expected, tables, bits = reference
-    run, _, _ = make_run(tmp_path_factory.mktemp("pieces"), lengths=(10, 14), dtype="float16", layers=1, commit=False)
+    root, expected, tables, bits, asked = reference
+    run, _, _ = make_run(tmp_path_factory.mktemp("pieces"), commit=False, **asked)
     assert [a.name for a in run.record.arrays] == ["embed", "resid_post-0"]
     with UnitWriter(run, 0) as writer:
         for array, parts in zip(run.record.arrays, pieces, strict=True):
@@ -254,7 +261,7 @@ def test_any_partition_of_the_rows_in_any_order_gives_the_same_bytes(reference, 
 @settings(max_examples=40, deadline=None)
 @given(pieces=writings(), data=st.data())
 def test_a_row_left_out_or_written_twice_is_never_committed(reference, tmp_path_factory, pieces, data):
-    root, _, tables, bits = reference
+    root, _, tables, bits, _ = reference
     run = Run(root, "toy")
     left_out = data.draw(st.integers(0, len(pieces) - 1))
     before = promised(run)

@@ -33,10 +33,11 @@ LABELS: dict[str, list[Any]] = {"x": [i / 3 for i in range(TOKENS)], "w": [f"w{i
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """A lake of two runs, and results; never changed by a test."""
+    """A lake of three runs, one of them compressed, and results; never changed by a test."""
     root = tmp_path_factory.mktemp("whole") / "lake"
     for name, seed in (("toy", 0), ("twin", 1)):
         make_run(root, name=name, seed=seed, labels=LABELS, layers=2 if name == "toy" else 0)
+    make_run(root, name="packed", layers=0, codec="archive")
     row = {"result": "p", "kind": "probe", "run": "toy", "metric": "accuracy", "value": 0.5, "artifact": "a"}
     pq.write_table(pa.Table.from_pylist([row]), root / "results" / "p.parquet")
     publish_catalog(root)
@@ -61,6 +62,8 @@ def kinds(root: Path) -> dict[str, str]:
         "array metadata": f"{run}/activations.zarr/resid_post-1/zarr.json",
         "first shard": f"{run}/activations.zarr/embed/c.0.0",
         "last shard": f"{run}/activations.zarr/resid_post-1/c.2.0",
+        "archive shard": "runs/packed/activations.zarr/embed/c.0.0",
+        "archive metadata": "runs/packed/activations.zarr/embed/zarr.json",
         "token table": f"{run}/tokens/00000001.parquet",
         "unit record": f"{run}/units/00000001.json",
         "result": "results/p.parquet",
@@ -70,7 +73,16 @@ def kinds(root: Path) -> dict[str, str]:
 
 
 KINDS = ["lake", "run", "plan sequences", "plan tokens", "group metadata", "array metadata", "first shard"]
-KINDS += ["last shard", "token table", "unit record", "result", "pointer", "generation"]
+KINDS += [
+    "last shard",
+    "archive shard",
+    "archive metadata",
+    "token table",
+    "unit record",
+    "result",
+    "pointer",
+    "generation",
+]
 OTHERS = {
     "run": "runs/twin/run.json",
     "plan sequences": "runs/toy/plan/tokens-00000.parquet",
@@ -79,6 +91,8 @@ OTHERS = {
     "array metadata": "runs/toy/activations.zarr/zarr.json",
     "first shard": "runs/toy/activations.zarr/embed/c.1.0",
     "last shard": "runs/toy/activations.zarr/resid_post-0/c.2.0",
+    "archive shard": "runs/packed/activations.zarr/embed/c.1.0",
+    "archive metadata": "runs/toy/activations.zarr/embed/zarr.json",
     "token table": "runs/toy/tokens/00000000.parquet",
     "unit record": "runs/twin/units/00000001.json",
     "pointer": "lake.json",
@@ -132,6 +146,7 @@ def read_everything(root: Path) -> list[str]:
     for layer, site in ((None, "embed"), (0, "resid_post"), (1, "resid_post")):
         query = "SELECT run, row FROM tokens WHERE run = 'toy'"
         attempt(lambda q=query, la=layer, s=site: opened.select(q).array(la, s))
+    attempt(lambda: opened.select("SELECT run, row FROM tokens WHERE run = 'packed'").array(site="embed"))
     attempt(opened.verify)
     attempt(lambda: describe_run(opened, "toy"))
     attempt(opened.index)
@@ -384,7 +399,7 @@ def test_odd_folders_among_the_runs_are_no_runs(lake):
     (lake / "runs" / "odd name" / "run.json").write_text("{}")
     (lake / "runs" / "half.0123.tmp").mkdir()  # one that is being made
     opened = Lake.open(lake)
-    assert opened.runs() == ["toy", "twin"]
+    assert opened.runs() == ["packed", "toy", "twin"]
     publish_catalog(lake, rebuild=True)
     assert {p.path for p in opened.verify()} == {f"runs/{n}/run.json" for n in ("empty", "a file", "loop", "odd name")}
 
@@ -415,7 +430,7 @@ def test_verify_only_reads(lake):
 
 def test_the_command_counts_names_and_ends_with_one(lake):
     good = CliRunner().invoke(app, ["verify", "--lake", str(lake)])
-    assert (good.exit_code, good.output) == (0, "Checked 2 runs, 6 units: everything is as it was written.\n")
+    assert (good.exit_code, good.output) == (0, "Checked 3 runs, 9 units: everything is as it was written.\n")
     shard = lake / "runs/toy/activations.zarr/embed/c.0.0"
     os.truncate(shard, 10)
     bad = CliRunner().invoke(app, ["verify", "--lake", str(lake), "--run", "toy"])
