@@ -19,11 +19,12 @@ from pathlib import Path
 import duckdb
 
 from ..errors import CorruptLakeError, LayerlakeError, WorldError
-from .catalog_load import StaleIndexError, create_schema, load_results, load_runs
+from .catalog_labels import StaleIndexError
+from .catalog_load import create_schema, load_results, load_runs
 from .durable import exclusive_lock, file_sha256, fsync_folder, read_sealed, replace_file, sealed_json
 from .run import Run
 
-CATALOG_VERSION = 4
+CATALOG_VERSION = 5
 _KEPT_GENERATIONS = 2
 _ATTEMPTS = 20
 _GENERATION = re.compile(r"[0-9]{8,}-[0-9a-f]{8}\.duckdb")

@@ -11,6 +11,7 @@ from ..errors import LayerlakeError
 from .artifacts import verify_artifacts
 from .catalog import connect_catalog, named_generation
 from .durable import file_sha256
+from .label_sets import label_versions, verify_labels
 from .layout import is_run_name, runs_folder
 from .parquet import read_table
 from .plan import read_sequences, read_unit_tokens
@@ -68,6 +69,7 @@ def verify_run(run: Run) -> list[Problem]:
     for unit in sorted(committed):
         found += [problem(path, what) for path, what in _verify_unit(run, unit, plan_is_whole)]
     found += [problem(path, what) for path, what in _strangers(run, committed)]
+    found += [problem(path, what) for path, what in verify_labels(run)]
     return found
 
 
@@ -176,6 +178,7 @@ def _verify_catalog(root: Path, only: str | None) -> Iterator[tuple[str | None, 
             for run, unit in connection.execute("SELECT run, unit FROM units").fetchall():
                 indexed.setdefault(run, set()).add(unit)
             results = connection.execute("SELECT name, sha256 FROM result_files ORDER BY name").fetchall()
+            labels = connection.execute("SELECT run, name, version FROM labels ORDER BY ALL").fetchall()
     except LayerlakeError as error:
         if generation.path.exists():
             yield None, name, str(error)
@@ -191,6 +194,9 @@ def _verify_catalog(root: Path, only: str | None) -> Iterator[tuple[str | None, 
         if held != committed:
             what = f"indexes {len(held)} units of run {run}, {len(committed)} are committed: `layerlake index`"
             yield run, "catalog.json", what
+    for run, path in _lost_labels(root, labels):
+        if only in (None, run):
+            yield run, path, "is missing, although the catalog has its labels"
     for stem, expected in results if only is None else ():
         path = root / "results" / f"{stem}.parquet"
         try:
@@ -198,3 +204,11 @@ def _verify_catalog(root: Path, only: str | None) -> Iterator[tuple[str | None, 
                 yield None, str(path.relative_to(root)), "holds other bytes than were indexed"
         except LayerlakeError as error:
             yield None, str(path.relative_to(root)), str(error)
+
+
+def _lost_labels(root: Path, indexed: list[tuple[str, str, int]]) -> Iterator[tuple[str, str]]:
+    """Find label sets that are in the catalog and no longer in the lake."""
+    present = {run: label_versions(Run(root, run)) for run in {r for r, _, _ in indexed} & set(run_names(root))}
+    for run, name, version in indexed:
+        if run in present and version not in present[run].get(name, []):
+            yield run, f"runs/{run}/labels/{name}-{version:04d}.json"
