@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from .. import __version__
 from ..errors import CorruptLakeError, DataError, RequestError, WorldError
@@ -33,7 +33,8 @@ from .plan import label_columns
 from .run import Run
 from .tokens import RESERVED_LABELS, TOKEN_FIELDS
 
-OWN = {name: kind for name, kind in TOKEN_FIELDS}
+pc: Any = pyarrow.compute  # type checkers see none of its functions
+_OWN = frozenset(name for name, _ in TOKEN_FIELDS)
 _UNLOCKED = "appeared while the lock was held, so locks do not work in this file system. Ask again."
 _AS_TEXT = ("run", *(name for name, kind in TOKEN_FIELDS if pa.types.is_string(kind)))
 
@@ -51,7 +52,7 @@ def annotate(root: Path, run: str, source: Any, name: str | None = None) -> Labe
         raise RequestError(f"Run {run!r} has no tokens to label.")
     read = read_labels(source, _AS_TEXT)
     name = _set_name(name, read)
-    names = [n for n in read.table.column_names if n not in OWN and n != "run"]
+    names = [n for n in read.table.column_names if n not in _OWN and n != "run"]
     _check_names(target, name, names)
     _check_run(read.table, run)
     rows, key = match_rows(target, read)
@@ -87,7 +88,7 @@ def _check_names(run: Run, name: str, columns: list[str]) -> None:
         raise RequestError("There is no label: every column is one of the run's own. Add a column of labels.")
     for column in columns:
         if column.lower() in RESERVED_LABELS:
-            hint = f" Did you mean {column.lower()!r}?" if column.lower() in (*OWN, "run") else ""
+            hint = f" Did you mean {column.lower()!r}?" if column.lower() in (*_OWN, "run") else ""
             raise RequestError(
                 f"{column!r} cannot name a label: the tables have a column of that name already.{hint} Rename it, or "
                 "leave it out."

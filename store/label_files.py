@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 import pyarrow.parquet as pq
 
 from ..errors import DataError, RequestError
 from .tokens import label_type
 
+pc: Any = pyarrow.compute  # type checkers see none of its functions
 SUFFIXES = (".parquet", ".csv", ".jsonl")
 _INTEGER = r"^-?(0|[1-9][0-9]*)$"
 _REAL = r"^[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$|^(?i:[+-]?(nan|inf|infinity))$"
@@ -233,10 +234,13 @@ def _batches(data: bytes, where: str) -> Iterator[tuple[int, dict[str, list[Any]
         if not isinstance(pairs, tuple):
             raise DataError(f"{where}, line {number}: not an object. Write one JSON object a line.")
         for name, value in pairs:
-            values = columns.setdefault(name, [])
-            if len(values) > count:
+            values = columns.get(name)
+            if values is None:
+                values = columns[name] = [None] * count
+            elif len(values) < count:
+                values += [None] * (count - len(values))
+            elif len(values) > count:
                 raise DataError(f"{where}, line {number}: the key {name!r} is given twice. Mend the line.")
-            values.extend([None] * (count - len(values)))
             values.append(value)
         count += 1
         if count == _LINES_A_BATCH:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from ..errors import DataError, RequestError
 from .label_files import LabelSource
@@ -15,6 +16,7 @@ from .plan import UNITS_A_FILE, tokens_file
 from .run import Run
 from .tokens import TOKEN_FIELDS
 
+pc: Any = pyarrow.compute  # type checkers see none of its functions
 _SHOWN = 3
 _NOWHERE = -1
 _POSITIONS = 1 << 31
