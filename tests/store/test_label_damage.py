@@ -43,7 +43,7 @@ ANNOTATOR = """
     import pyarrow as pa
     from layerlake.store.lake import Lake
     lake, who = Lake.open(sys.argv[1]), int(sys.argv[2])
-    for i in range(3):
+    for i in range(2):
         lake.annotate("toy", pa.table({"row": [0, 1], "x": [who, i]}), "same")
     lake.annotate("toy", pa.table({"row": [0], f"mine{who}": [who]}), f"own{who}")
 """
@@ -64,11 +64,11 @@ def test_several_annotators_at_once_lose_nothing(lake):
     for process in [child(ANNOTATOR, lake.root, who) for who in range(3)]:
         finish(process)
     folder = lake.root / "runs/toy/labels"
-    stored = [pq.read_table(folder / f"same-{v:04d}.parquet")["x"].to_pylist() for v in range(1, 10)]
-    assert sorted(stored) == [[who, i] for who in range(3) for i in range(3)]
-    assert all(stored.index([who, i]) < stored.index([who, i + 1]) for who in range(3) for i in range(2))
-    assert [read_sealed(folder / f"same-{v:04d}.json")["previous"] for v in range(1, 10)] == [None, *range(1, 9)]
-    assert lake.sql("SELECT count(*) AS n FROM labels")["n"].to_pylist() == [12]
+    stored = [pq.read_table(folder / f"same-{v:04d}.parquet")["x"].to_pylist() for v in range(1, 7)]
+    assert sorted(stored) == [[who, i] for who in range(3) for i in range(2)]
+    assert all(stored.index([who, 0]) < stored.index([who, 1]) for who in range(3))
+    assert [read_sealed(folder / f"same-{v:04d}.json")["previous"] for v in range(1, 7)] == [None, *range(1, 6)]
+    assert lake.sql("SELECT count(*) AS n FROM labels")["n"].to_pylist() == [9]
     assert values(lake, "x")[:2] == stored[-1]
     check_same_as_rebuilt(lake.root)
     assert lake.verify() == []
@@ -115,7 +115,8 @@ def test_an_annotator_killed_anywhere_leaves_the_old_labels_or_the_new_ones(star
         seen.append(now != old)
         again = lake.annotate("toy", pa.table({"row": [1, 2], "x": [20, 30]}), "s")
         assert again.version == (1 if first else 2) + seen[-1]
-        assert lake.verify() == []
+        assert list(verify_labels(lake.run("toy"))) == []
+    assert lake.verify() == []
     assert values(lake, "x")[:3] == [None, 20, 30]
     assert seen == sorted(seen) and set(seen) == {False, True}
     assert moments >= 10 and remnants >= 2
