@@ -56,7 +56,10 @@ def annotate(root: Path, run: str, source: Any, name: str | None = None) -> Labe
     _check_names(target, name, names)
     _check_run(read.table, run)
     rows, key = match_rows(target, read)
-    table = _sorted(read.table.select(names), rows)
+    try:
+        table = _sorted(read.table.select(names), rows)
+    except pa.ArrowException as error:  # a column of text of more than 2 GiB
+        raise DataError(f"The labels cannot be put into one table ({error}). Annotate in parts, by columns.") from error
     stored = _publish(target, name, table, {"key": key, "source": {"file": read.file, "sha256": read.sha256}})
     try:
         publish_catalog(root)

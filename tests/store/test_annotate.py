@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from layerlake.errors import (
 )
 from layerlake.store import annotate
 from layerlake.store.catalog import publish_catalog
+from layerlake.store.create import create_run
 from layerlake.store.durable import read_sealed
 from layerlake.store.lake import Lake
+from layerlake.store.plan import read_sequences
 from processes import run_layerlake
 
 
@@ -188,12 +191,7 @@ def test_a_token_that_looks_like_a_number_or_is_empty_is_compared_as_text(tmp_pa
     run, tables, bits = make_run(root, name="plain", lengths=(4,), unit_rows=4, commit=False)
     odd = pa.array(["007", "", "nan", "true"])
     tables[0] = tables[0].set_column(4, "token", odd)
-    from layerlake.store.create import create_run
-    from layerlake.store.plan import read_sequences
-    from layerlake.store.record import RunRecord
-
-    record = RunRecord(**(run.record.__dict__ | {"name": "odd", "files": {}}))
-    create_run(root, record, read_sequences(run.folder / "plan"), tables)
+    create_run(root, replace(run.record, name="odd", files={}), read_sequences(run.folder / "plan"), tables)
     table = tables[0].select(["row", "token"]).append_column("x", pa.array([1, 2, 3, 4]))
     for kind in ("csv", "jsonl", "parquet"):
         assert Lake.open(root).annotate("odd", write(tmp_path / f"t.{kind}", table)).labelled == 4
