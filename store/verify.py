@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -11,7 +12,7 @@ from ..errors import LayerlakeError
 from .artifacts import verify_artifacts
 from .catalog import connect_catalog, named_generation
 from .durable import file_sha256
-from .label_sets import label_versions, verify_labels
+from .label_sets import label_file, label_versions, read_label_set, verify_labels
 from .layout import is_run_name, runs_folder
 from .parquet import read_table
 from .plan import read_sequences, read_unit_tokens
@@ -194,9 +195,9 @@ def _verify_catalog(root: Path, only: str | None) -> Iterator[tuple[str | None, 
         if held != committed:
             what = f"indexes {len(held)} units of run {run}, {len(committed)} are committed: `layerlake index`"
             yield run, "catalog.json", what
-    for run, path in _lost_labels(root, labels):
-        if only in (None, run):
-            yield run, path, "is missing, although the catalog has its labels"
+    for run in [only] if only else run_names(root):
+        shown = {(name, version) for of, name, version in labels if of == run}
+        yield from ((run, path, what) for path, what in _compare_labels(Run(root, run), shown))
     for stem, expected in results if only is None else ():
         path = root / "results" / f"{stem}.parquet"
         try:
@@ -206,9 +207,13 @@ def _verify_catalog(root: Path, only: str | None) -> Iterator[tuple[str | None, 
             yield None, str(path.relative_to(root)), str(error)
 
 
-def _lost_labels(root: Path, indexed: list[tuple[str, str, int]]) -> Iterator[tuple[str, str]]:
-    """Find label sets that are in the catalog and no longer in the lake."""
-    present = {run: label_versions(Run(root, run)) for run in {r for r, _, _ in indexed} & set(run_names(root))}
-    for run, name, version in indexed:
-        if run in present and version not in present[run].get(name, []):
-            yield run, f"runs/{run}/labels/{name}-{version:04d}.json"
+def _compare_labels(run: Run, indexed: set[tuple[str, int]]) -> Iterator[tuple[str, str]]:
+    """Compare the label sets of a run that the catalog has with those that are there."""
+    present = {(name, version) for name, versions in label_versions(run).items() for version in versions}
+    for name, version in sorted(indexed - present):
+        path = label_file(run, name, version, "json").relative_to(run.root)
+        yield str(path), "is missing, although the catalog has its labels"
+    for name, version in sorted(present - indexed):
+        with contextlib.suppress(LayerlakeError):  # a damaged one is named, and no catalog has it
+            title = read_label_set(run, name, version).title
+            yield "catalog.json", f"does not show labels {title} of run {run.name}: `layerlake index`"

@@ -242,12 +242,23 @@ def test_files_of_another_run_or_of_nobody_are_named(labelled):
         assert set(values(labelled, "x", "other")) == {None}
 
 
-def test_labels_that_are_gone_but_indexed_are_named(labelled):
-    folder = labelled.root / "runs/toy/labels"
-    (folder / "t-0001.json").unlink(), (folder / "t-0001.parquet").unlink()
+def test_labels_that_are_gone_but_indexed_or_there_and_not_indexed_are_named(labelled):
+    folder, kept = labelled.root / "runs/toy/labels", labelled.root / "kept"
+    kept.mkdir()
+    for name in ("t-0001.json", "t-0001.parquet"):
+        (folder / name).rename(kept / name)
     assert [(p.path, p.what) for p in labelled.verify()] == [
         ("runs/toy/labels/t-0001.json", "is missing, although the catalog has its labels")
     ]
+    publish_catalog(labelled.root)
+    for path in kept.iterdir():
+        path.rename(folder / path.name)
+    assert [(p.path, p.what) for p in labelled.verify("toy")] == [
+        ("catalog.json", "does not show labels t-0001 of run toy: `layerlake index`")
+    ]
+    assert labelled.verify("other") == []
+    publish_catalog(labelled.root)
+    assert labelled.verify() == []
 
 
 @pytest.mark.parametrize("rest", [{"row": [0, 0]}, {"row": [1, 0]}, {"row": [0, None]}, {"row": [0.0, 1.0]}, {}])
