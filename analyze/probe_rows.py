@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from ..errors import RequestError, UnknownNameError
+from ..errors import CorruptLakeError, RequestError, UnknownNameError
+from ..store.label_sets import newest_label_sets
 from ..store.lake import Lake
 from ..store.plan import read_unit_tokens
 from ..store.run import Run
@@ -32,7 +33,13 @@ def rows_to_probe(lake: Lake, run: Run, label: str, where: str | None, by: str) 
 
 def _query(lake: Lake, run: Run, label: str, where: str | None, by: str) -> str:
     own = {f.name.lower(): f for f in read_unit_tokens(run.folder / "plan", 0).schema}
+    added, faults = newest_label_sets(run)
+    own |= {c.name.lower(): c.field for labels in added for c in labels.columns}
     if label.lower() not in own:
+        if faults:
+            raise CorruptLakeError(
+                f"Label {label!r} may be one of those that are damaged: {'; '.join(faults.values())}"
+            )
         raise UnknownNameError.of("label", label, sorted(own), f" in run {run.name!r}")
     name = run.name.replace("'", "''")
     # A label of that name and another type in another run widens the column for all; here it is what this run wrote.

@@ -19,7 +19,8 @@ from pathlib import Path
 import duckdb
 
 from ..errors import CorruptLakeError, LayerlakeError, WorldError
-from .catalog_load import StaleIndexError, create_schema, load_results, load_runs
+from .catalog_labels import StaleIndexError
+from .catalog_load import create_schema, load_results, load_runs
 from .durable import exclusive_lock, file_sha256, fsync_folder, read_sealed, replace_file, sealed_json
 from .run import Run
 

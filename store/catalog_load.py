@@ -13,9 +13,17 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import CorruptLakeError
+from .catalog_labels import (
+    RunLabels,
+    StaleIndexError,
+    add_label_columns,
+    fit_label_columns,
+    sql_type,
+    with_labels,
+)
 from .durable import file_sha256
 from .parquet import read_table
-from .plan import label_columns, read_sequences
+from .plan import read_sequences
 from .run import Run, run_names
 from .tokens import SEQUENCE_FIELDS, TOKEN_FIELDS
 
@@ -24,7 +32,7 @@ _UNITS_A_LOAD = 256
 _SCHEMA = """
 CREATE TABLE run_table (run VARCHAR, model VARCHAR, revision VARCHAR, fingerprint VARCHAR, data VARCHAR,
     dtype VARCHAR, units_planned BIGINT, tokens_planned BIGINT, sequences_planned BIGINT, unit_rows BIGINT,
-    identity VARCHAR, plan_hash VARCHAR, created VARCHAR, created_by VARCHAR, settings JSON);
+    identity VARCHAR, plan_hash VARCHAR, created VARCHAR, created_by VARCHAR, settings JSON, labels VARCHAR);
 CREATE TABLE arrays (run VARCHAR, layer INTEGER, site VARCHAR, dtype VARCHAR, width BIGINT, codec VARCHAR,
     path VARCHAR);
 CREATE TABLE units (run VARCHAR, unit BIGINT, first_row BIGINT, rows BIGINT, sequences BIGINT, seconds DOUBLE);
@@ -33,7 +41,9 @@ CREATE TABLE unit_stats (run VARCHAR, unit BIGINT, layer INTEGER, site VARCHAR, 
 CREATE TABLE sequences ({sequences});
 CREATE TABLE tokens ({tokens});
 CREATE TABLE label_columns (run VARCHAR, tab VARCHAR, place INTEGER, name VARCHAR, type VARCHAR);
-CREATE TABLE problems (run VARCHAR, what VARCHAR);
+CREATE TABLE labels (run VARCHAR, name VARCHAR, version INTEGER, columns VARCHAR[], rows BIGINT, created VARCHAR,
+    source VARCHAR, path VARCHAR, newest BOOLEAN);
+CREATE TABLE problems (run VARCHAR, labels VARCHAR, what VARCHAR);
 CREATE TABLE result_files (name VARCHAR, bytes BIGINT, sha256 VARCHAR);
 CREATE TABLE results (result VARCHAR, kind VARCHAR, run VARCHAR, label VARCHAR, site VARCHAR, layer INTEGER,
     seed INTEGER, metric VARCHAR, value DOUBLE, condition VARCHAR, artifact VARCHAR, created VARCHAR);
@@ -56,15 +66,11 @@ CREATE VIEW probes AS PIVOT (SELECT artifact, result, run, label, site, layer, c
 """
 
 
-class StaleIndexError(Exception):
-    """What is indexed cannot be brought up to date by adding to it: index everything anew."""
-
-
 def create_schema(connection: duckdb.DuckDBPyConnection) -> None:
     """Create the tables and views of an empty catalog."""
 
     def columns(fields: tuple[tuple[str, pa.DataType], ...]) -> str:
-        return ", ".join(["run VARCHAR", *(f"{name} {_sql_type(kind)}" for name, kind in fields)])
+        return ", ".join(["run VARCHAR", *(f"{name} {sql_type(kind)}" for name, kind in fields)])
 
     connection.execute(_SCHEMA.format(sequences=columns(SEQUENCE_FIELDS), tokens=columns(TOKEN_FIELDS)))
 
@@ -74,44 +80,48 @@ def load_runs(connection: duckdb.DuckDBPyConnection, root: Path) -> bool:
 
     A damaged run is left out whole, and `problems` says why: it must not keep the others from being read.
     """
-    known = dict(connection.execute("SELECT run, identity || created FROM run_table").fetchall())
-    before = connection.execute("SELECT run, what FROM problems ORDER BY run").fetchall()
-    present: dict[str, Run] = {}
+    known = dict(connection.execute("SELECT run, identity || created || labels FROM run_table").fetchall())
+    before = set(connection.execute("SELECT run, labels, what FROM problems").fetchall())
+    present: dict[str, RunLabels] = {}
     problems: dict[str, str] = {}
     for name in run_names(root):
         try:
-            run = Run(root, name)
-            _stamp(run)
-            present[name] = run
+            labels = RunLabels.of(Run(root, name))
+            _stamp(labels)
+            present[name] = labels
         except CorruptLakeError as error:
             problems[name] = str(error)
+    # A run with other labels than before is indexed anew. What is known to be damaged is looked at each time.
     gone = [n for n, s in known.items() if n not in present or _stamp(present[n]) != s]
     for name in gone:
         _drop_run(connection, name)
-    added = [run for name, run in present.items() if name not in known or name in gone]
-    for run in added:
-        with _noted(connection, run, problems):
-            _add_run(connection, run)
+    added = {name: labels for name, labels in present.items() if name not in known or name in gone}
+    for labels in added.values():
+        with _noted(connection, labels.run, problems):
+            _add_run(connection, labels)
     if gone or added:
         for table in ("sequences", "tokens"):
-            _fit_label_columns(connection, table)
+            fit_label_columns(connection, table)
     changed = bool(gone or added)
-    for name, run in present.items():
+    for name, labels in present.items():
         if name in problems:
             continue
         done = {u for (u,) in connection.execute("SELECT unit FROM units WHERE run = ?", [name]).fetchall()}
-        committed = run.committed()
+        committed = labels.run.committed()
         if not done <= committed:
             raise StaleIndexError
         fresh = sorted(committed - done)
-        with _noted(connection, run, problems):
-            for first in range(0, len(fresh), _UNITS_A_LOAD):
-                _add_units(connection, run, fresh[first : first + _UNITS_A_LOAD])
-                changed = True
+        if fresh:
+            changed = True
+            with _noted(connection, labels.run, problems):
+                _add_fresh(connection, labels, fresh, indexed=name not in added)
     connection.execute("DELETE FROM problems")
-    for name, what in problems.items():
-        connection.execute("INSERT INTO problems VALUES (?, ?)", [name, what])
-    return changed or before != sorted(problems.items())
+    found: set[tuple[str, str | None, str]] = {(name, None, what) for name, what in problems.items()}
+    for name, labels in present.items():
+        found |= {(name, which, what) for which, what in labels.faults.items() if name not in problems}
+    for problem in sorted(found, key=lambda p: (p[0], p[1] or "")):
+        connection.execute("INSERT INTO problems VALUES (?, ?, ?)", problem)
+    return changed or before != found
 
 
 @contextlib.contextmanager
@@ -125,12 +135,13 @@ def _noted(connection: duckdb.DuckDBPyConnection, run: Run, problems: dict[str, 
 
 
 def _drop_run(connection: duckdb.DuckDBPyConnection, name: str) -> None:
-    for table in ("run_table", "arrays", "units", "unit_stats", "label_columns", "sequences", "tokens"):
+    for table in ("run_table", "arrays", "units", "unit_stats", "label_columns", "labels", "sequences", "tokens"):
         connection.execute(f"DELETE FROM {table} WHERE run = ?", [name])
 
 
-def _stamp(run: Run) -> str:
-    return run.record.identity + run.record.created
+def _stamp(labels: RunLabels) -> str:
+    record = labels.run.record
+    return record.identity + record.created + labels.stamp
 
 
 def load_results(connection: duckdb.DuckDBPyConnection, root: Path) -> bool:
@@ -157,8 +168,11 @@ def load_results(connection: duckdb.DuckDBPyConnection, root: Path) -> bool:
     return bool(gone or fresh)
 
 
-def _add_run(connection: duckdb.DuckDBPyConnection, run: Run) -> None:
-    record = run.record
+def _add_run(connection: duckdb.DuckDBPyConnection, labels: RunLabels) -> None:
+    run, record = labels.run, labels.run.record
+    for name in ("plan/sequences.parquet", "plan/tokens-00000.parquet"):
+        run.intact(name)
+    add_label_columns(connection, labels)
     settings: dict[str, Any] = record.settings
     model = settings.get("model", {})
     dtypes = ", ".join(dict.fromkeys(a.dtype for a in record.arrays))
@@ -172,7 +186,7 @@ def _add_run(connection: duckdb.DuckDBPyConnection, run: Run) -> None:
         record.identity,
         record.plan_hash,
     ]
-    row += [record.created, record.created_by, json.dumps(settings, sort_keys=True)]
+    row += [record.created, record.created_by, json.dumps(settings, sort_keys=True), labels.stamp]
     connection.execute(f"INSERT INTO run_table VALUES ({', '.join('?' * len(row))})", row)
     arrays = pa.table(
         {
@@ -186,17 +200,20 @@ def _add_run(connection: duckdb.DuckDBPyConnection, run: Run) -> None:
         }
     )
     _insert(connection, "arrays", arrays)
-    for name in ("plan/sequences.parquet", "plan/tokens-00000.parquet"):
-        run.intact(name)
-    for table, fields in label_columns(run.folder / "plan").items():
-        for place, field in enumerate(fields):
-            kind = "NULL" if pa.types.is_null(field.type) else _sql_type(field.type)
-            connection.execute(
-                "INSERT INTO label_columns VALUES (?, ?, ?, ?, ?)", [run.name, table, place, field.name, kind]
-            )
 
 
-def _add_units(connection: duckdb.DuckDBPyConnection, run: Run, units: list[int]) -> None:
+def _add_fresh(connection: duckdb.DuckDBPyConnection, labels: RunLabels, units: list[int], *, indexed: bool) -> None:
+    try:
+        values = labels.values()
+    except CorruptLakeError as error:
+        if indexed:  # the labels of the units before are in the index, and are no longer what they were
+            raise StaleIndexError from error
+        raise
+    for first in range(0, len(units), _UNITS_A_LOAD):
+        _add_units(connection, labels.run, units[first : first + _UNITS_A_LOAD], values)
+
+
+def _add_units(connection: duckdb.DuckDBPyConnection, run: Run, units: list[int], labels: list[pa.Table]) -> None:
     records = [run.unit_record(u) for u in units]
     rows, stats = [], []
     for r in records:
@@ -218,7 +235,8 @@ def _add_units(connection: duckdb.DuckDBPyConnection, run: Run, units: list[int]
     _insert(connection, "unit_stats", pa.Table.from_pylist(stats))
     # One insert for many units: row by row would take longer than the model.
     tables = [_unit_tokens(run, r) for r in records]
-    _insert_rows(connection, "tokens", run, pa.concat_tables(tables, promote_options="permissive"))
+    tokens = pa.concat_tables(tables, promote_options="permissive")
+    _insert_rows(connection, "tokens", run, with_labels(tokens, labels))
     planned = read_sequences(run.intact("plan/sequences.parquet").parent)
     chosen = np.isin(planned["unit"].to_numpy(), units)
     _insert_rows(connection, "sequences", run, planned.filter(pa.array(chosen)))
@@ -242,47 +260,3 @@ def _insert_rows(connection: duckdb.DuckDBPyConnection, table: str, run: Run, ro
         _insert(connection, table, rows.append_column("run", pa.array([run.name] * rows.num_rows, pa.string())))
     except duckdb.Error as error:
         raise CorruptLakeError(f"The {table} of {run.folder} cannot be indexed ({error}).") from error
-
-
-def _fit_label_columns(connection: duckdb.DuckDBPyConnection, table: str) -> None:
-    """Give a table the label columns that its runs need, in an order and with types that depend on the runs alone.
-
-    Runs come by name. Whole and real numbers of one label become real; a label whose kinds differ otherwise becomes
-    text. Columns that are there already stay as they are or, when they do not fit, are built anew with everything.
-    """
-    own = 1 + len(TOKEN_FIELDS if table == "tokens" else SEQUENCE_FIELDS)
-    query = "SELECT name, type FROM label_columns WHERE tab = ? ORDER BY run, place"
-    names: dict[str, str] = {}
-    kinds: dict[str, set[str]] = {}
-    for name, kind in connection.execute(query, [table]).fetchall():
-        names.setdefault(name.lower(), name)  # SQL names ignore case
-        kinds.setdefault(name.lower(), set()).add(kind)
-    wanted = [(name, _common(kinds[key])) for key, name in names.items()]
-    held = [(name, kind) for name, kind, *_ in connection.execute(f"DESCRIBE {table}").fetchall()][own:]
-    if held != wanted[: len(held)]:
-        raise StaleIndexError
-    for name, kind in wanted[len(held) :]:
-        quoted = '"' + name.replace('"', '""') + '"'
-        connection.execute(f"ALTER TABLE {table} ADD COLUMN {quoted} {kind}")
-
-
-def _common(kinds: set[str]) -> str:
-    """Choose the type of a column that holds labels of several types."""
-    kinds = kinds - {"NULL"} or {"INTEGER"}
-    if len(kinds) == 1:
-        return next(iter(kinds))
-    if kinds <= {"INTEGER", "BIGINT", "DOUBLE"}:
-        return "DOUBLE" if "DOUBLE" in kinds else "BIGINT"
-    return "VARCHAR"
-
-
-def _sql_type(kind: pa.DataType) -> str:
-    if pa.types.is_boolean(kind):
-        return "BOOLEAN"
-    if pa.types.is_int32(kind):
-        return "INTEGER"
-    if pa.types.is_integer(kind):
-        return "BIGINT"
-    if pa.types.is_floating(kind):
-        return "DOUBLE"
-    return "VARCHAR"

@@ -1,4 +1,4 @@
-"""Commands of the store: sql, ls, show, index, verify, rm."""
+"""Commands of the store: sql, ls, show, annotate, index, verify, rm."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def sql(
 ) -> None:
     """Run one SQL query over a lake.
 
-    Tables: runs, arrays, units, sequences, tokens, stats, probes, results, problems. The query can read the lake's
-    catalog and nothing else: no files, no network, no changes.
+    Tables: runs, arrays, units, sequences, tokens, labels, stats, probes, results, problems. The query can read the
+    lake's catalog and nothing else: no files, no network, no changes.
     """
     from .lake import Lake
     from .printing import print_json, print_table
@@ -76,6 +76,36 @@ def show(
         print_json(description)
     else:
         print_description(description)
+
+
+@app.command(epilog="Example: layerlake annotate minilm sentiment.csv --lake lake")
+def annotate(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's name.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A .parquet, .csv or .jsonl file.")],
+    lake: LakeOption,
+    name: Annotated[str | None, typer.Option(help="The label set's name. Default: the file's name.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Add labels to a run later.
+
+    FILE has the column row, or seq and pos, and a column a label. Other columns of the table tokens (token_id, token,
+    ...) are not stored: they must equal what the run holds. Tokens that FILE leaves out have no label. The same name
+    again makes the next version, and SQL shows the newest.
+    """
+    from .lake import Lake
+    from .printing import count, print_json
+
+    opened = Lake.open(lake)
+    labels = opened.annotate(run, file, name)
+    tokens = opened.run(run).record.tokens
+    if json:
+        print_json(labels.to_json() | {"tokens": tokens})
+        return
+    columns = ", ".join(f"{c.name} ({c.type}, {c.values:,})" for c in labels.columns)
+    print(
+        f"Labels {labels.name} version {labels.version} of run {run}: "
+        f"{labels.labelled:,} of {count(tokens, 'token')} got one: {columns}."
+    )
 
 
 @app.command(epilog="Example: layerlake index --lake lake")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .catalog import refresh_catalog
+from .label_sets import newest_label_sets
 from .lake import Lake
 from .plan import label_columns
 from .printing import print_rows
@@ -26,6 +27,7 @@ def describe_run(lake: Lake, name: str) -> dict[str, Any]:
         f"SELECT split, count(*) AS tokens, count(DISTINCT seq) AS sequences FROM tokens WHERE run = {quoted} "
         "GROUP BY split ORDER BY split"
     ).to_pylist()
+    added, faults = newest_label_sets(run)
     return {
         "run": name,
         "source": record.source,
@@ -38,6 +40,12 @@ def describe_run(lake: Lake, name: str) -> dict[str, Any]:
         "unit_rows": record.unit_rows,
         "settings": record.settings,
         "labels": [f.name for f in label_columns(run.folder / "plan")["tokens"]],
+        "annotated": [
+            {"name": s.name, "version": s.version, "columns": [c.name for c in s.columns], "labelled": s.labelled}
+            | {"created": s.created, "source": s.source["file"], "damaged": False}
+            for s in added
+        ]
+        + [{"name": set_name, "damaged": True, "what": what} for set_name, what in faults.items()],
         "splits": described,
         "arrays": arrays,
     }
@@ -58,6 +66,13 @@ def print_description(description: dict[str, Any]) -> None:
         "tokens": f"{stored['tokens']} of {planned['tokens']} in {planned['sequences']} sequences",
     }
     lines["labels"] = ", ".join(description["labels"]) or "none"
+    for one in description["annotated"]:
+        lines[f"labels {one['name']}"] = (
+            "damaged: run `layerlake verify`"
+            if one["damaged"]
+            else f"{', '.join(one['columns'])}: version {one['version']}, {one['labelled']} tokens, "
+            f"from {one['source'] or 'a table'}"
+        )
     lines |= {f"split {s['split']}": f"{s['tokens']} tokens, {s['sequences']} sequences" for s in description["splits"]}
     width = max(map(len, lines))
     for name, value in lines.items():

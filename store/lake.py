@@ -13,6 +13,7 @@ import pyarrow as pa
 from .array_rows import ShardMaps
 from .catalog import publish_catalog
 from .catalog_session import CatalogSession
+from .label_sets import LabelSet
 from .layout import check_lake, lake_path
 from .reader import RunReader
 from .remove import Removal, remove_run
@@ -109,6 +110,17 @@ class Lake:
         if run not in self._verifiers or self._verifiers[run][0] is not reader:
             self._verifiers[run] = (reader, ChunkVerifier(reader.run))
         return self._verifiers[run][1]
+
+    def annotate(self, run: str, source: Any, name: str | None = None) -> LabelSet:
+        """Add labels to a run, finished or not, and publish the catalog; returns the record of the new version.
+
+        `source` is a .parquet, .csv or .jsonl file, an Arrow table or a frame, with `row`, or `seq` and `pos`, and the
+        labels. Other columns of the table `tokens` are compared with the run. `name` is by default the file's. Raises
+        `RequestError` where anything does not fit, and nothing is stored then.
+        """
+        from .annotate import annotate
+
+        return annotate(self.root, run, source, name)
 
     def index(self) -> Path:
         """Rebuild the catalog from the lake's files and return the new generation's path."""

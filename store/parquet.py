@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 from ..errors import CorruptLakeError
 
 
-def read_table(path: Path) -> pa.Table:
-    """Read a Parquet file; `CorruptLakeError` names one that cannot be read."""
+def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Read a Parquet file, or some of its columns; `CorruptLakeError` names one that cannot be read."""
     with _named(path), pq.ParquetFile(path) as file:
-        return file.read()
+        return file.read(columns)
 
 
 def read_row_group(path: Path, group: int) -> pa.Table:

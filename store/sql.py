@@ -102,9 +102,11 @@ def _stopped_after(seconds: float, connection: duckdb.DuckDBPyConnection) -> Ite
 
 
 def _warn(connection: duckdb.DuckDBPyConnection) -> None:
-    """Say which runs are left out of every answer."""
-    for name, what in connection.execute("SELECT run, what FROM lake.problems ORDER BY run").fetchall():
-        warnings.warn(f"Run {name!r} is damaged and left out: {what}", LakeWarning, stacklevel=4)
+    """Say which runs and labels are left out of every answer."""
+    query = "SELECT run, labels, what FROM lake.problems ORDER BY run, labels"
+    for name, labels, what in connection.execute(query).fetchall():
+        left_out = f"Run {name!r} is" if labels is None else f"Labels {labels!r} of run {name!r} are"
+        warnings.warn(f"{left_out} damaged and left out: {what}", LakeWarning, stacklevel=4)
 
 
 def _register(connection: duckdb.DuckDBPyConnection, name: str, table: Any) -> None:

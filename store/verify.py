@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ from .archive_shard import archive_checksums
 from .artifacts import verify_artifacts
 from .catalog import connect_catalog, named_generation
 from .durable import file_sha256
+from .label_sets import label_file, label_versions, read_label_set, verify_labels
 from .layout import is_run_name, runs_folder
 from .parquet import read_table
 from .plan import read_sequences, read_unit_tokens
@@ -69,6 +71,7 @@ def verify_run(run: Run) -> list[Problem]:
     for unit in sorted(committed):
         found += [problem(path, what) for path, what in _verify_unit(run, unit, plan_is_whole)]
     found += [problem(path, what) for path, what in _strangers(run, committed)]
+    found += [problem(path, what) for path, what in verify_labels(run)]
     return found
 
 
@@ -181,6 +184,7 @@ def _verify_catalog(root: Path, only: str | None) -> Iterator[tuple[str | None, 
             for run, unit in connection.execute("SELECT run, unit FROM units").fetchall():
                 indexed.setdefault(run, set()).add(unit)
             results = connection.execute("SELECT name, sha256 FROM result_files ORDER BY name").fetchall()
+            labels = connection.execute("SELECT run, name, version FROM labels ORDER BY ALL").fetchall()
     except LayerlakeError as error:
         if generation.path.exists():
             yield None, name, str(error)
@@ -196,6 +200,9 @@ def _verify_catalog(root: Path, only: str | None) -> Iterator[tuple[str | None, 
         if held != committed:
             what = f"indexes {len(held)} units of run {run}, {len(committed)} are committed: `layerlake index`"
             yield run, "catalog.json", what
+    for run in [only] if only else run_names(root):
+        shown = {(name, version) for of, name, version in labels if of == run}
+        yield from ((run, path, what) for path, what in _compare_labels(Run(root, run), shown))
     for stem, expected in results if only is None else ():
         path = root / "results" / f"{stem}.parquet"
         try:
@@ -203,3 +210,15 @@ def _verify_catalog(root: Path, only: str | None) -> Iterator[tuple[str | None, 
                 yield None, str(path.relative_to(root)), "holds other bytes than were indexed"
         except LayerlakeError as error:
             yield None, str(path.relative_to(root)), str(error)
+
+
+def _compare_labels(run: Run, indexed: set[tuple[str, int]]) -> Iterator[tuple[str, str]]:
+    """Compare the label sets of a run that the catalog has with those that are there."""
+    present = {(name, version) for name, versions in label_versions(run).items() for version in versions}
+    for name, version in sorted(indexed - present):
+        path = label_file(run, name, version, "json").relative_to(run.root)
+        yield str(path), "is missing, although the catalog has its labels"
+    for name, version in sorted(present - indexed):
+        with contextlib.suppress(LayerlakeError):  # a damaged one is named, and no catalog has it
+            title = read_label_set(run, name, version).title
+            yield "catalog.json", f"does not show labels {title} of run {run.name}: `layerlake index`"

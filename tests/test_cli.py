@@ -11,7 +11,7 @@ import pytest
 from layerlake.__main__ import main
 from processes import environment, layerlake_command, run_layerlake
 
-COMMANDS = ("extract", "sql", "ls", "show", "index", "verify", "rm", "repair", "probe")
+COMMANDS = ("extract", "sql", "ls", "show", "annotate", "index", "verify", "rm", "repair", "probe")
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,9 @@ def test_asking_wrongly_is_exit_code_2_and_one_sentence(lake, capsys):
         ["rm", "../toy", "--lake", lake, "--yes"],
         ["repair", "--run", "toi", "--lake", lake],
         ["repair", "--lake", lake, "--workers", "2"],
+        ["annotate", "toi", data, "--lake", lake],
+        ["annotate", "toy", lake / "no-such-file.csv", "--lake", lake],
+        ["annotate", "toy", data, "--lake", lake],
         ["extract", "toy_models:tuples", lake / "no-such-file.txt", "--lake", lake],
         ["extract", "toy_models:tuples", data, "--lake", lake, "--layer", "deep"],
         ["extract", "toy_models:tuples", data, "--lake", lake, "--site", "resid_pots"],

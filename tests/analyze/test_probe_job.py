@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from layerlake.analyze.probe import Probe
 from layerlake.analyze.probe_job import probe_layers
-from layerlake.errors import RequestError, UnknownNameError
+from layerlake.errors import CorruptLakeError, RequestError, UnknownNameError
 from layerlake.extract.driver import extract
 from layerlake.store.lake import Lake
 from processes import run_layerlake
@@ -272,3 +272,23 @@ def test_a_probe_of_an_incomplete_run_says_so(lake, tmp_path):
     units = lake.run("toy").record.units
     assert f"Run toy is incomplete: the probes rest on {units - 1} of its {units} units." in result.stderr
     assert probe_layers(lake, "toy", "small").warnings == ()
+
+
+def test_a_label_added_later_is_probed_like_one_that_was_extracted(lake, tmp_path):
+    import shutil
+
+    copy = Lake.open(shutil.copytree(lake.root, tmp_path / "lake"))
+    labels = copy.sql("SELECT seq, pos, token_id, small AS later, NULL AS never FROM tokens WHERE pos < 10")
+    copy.annotate("toy", labels, "mine")
+    request = {"sites": ["embed"], "seeds": (0,)}
+    later = probe_layers(copy, "toy", "later", **request).entries[0].summary
+    same = probe_layers(copy, "toy", "small", where="pos < 10", **request).entries[0].summary
+    assert (later["accuracy"], later["n_rows"], later["n_dropped"]) == (same["accuracy"], 1200, 240)
+    with pytest.raises(RequestError, match="'never' has no value"):
+        probe_layers(copy, "toy", "never", **request)
+    copy.annotate("toy", labels.drop_columns(["later"]).append_column("later", labels["never"]), "mine")
+    with pytest.raises(RequestError, match="'later' has no value"):
+        probe_layers(copy, "toy", "later", **request)
+    (copy.root / "runs/toy/labels/mine-0002.json").write_bytes(b"")
+    with pytest.raises(CorruptLakeError, match="'later' may be one of those that are damaged"):
+        probe_layers(copy, "toy", "later", **request)

@@ -40,7 +40,9 @@ def whole(tmp_path_factory) -> Path:
     make_run(root, name="packed", layers=0, codec="archive")
     row = {"result": "p", "kind": "probe", "run": "toy", "metric": "accuracy", "value": 0.5, "artifact": "a"}
     pq.write_table(pa.Table.from_pylist([row]), root / "results" / "p.parquet")
-    publish_catalog(root)
+    for labels in ("added", "other"):
+        table = pa.table({"row": [4, 3, 40], f"{labels}1": [0.5, None, 1.5], f"{labels}2": ["a", "b", None]})
+        Lake.open(root).annotate("toy", table, labels)
     assert Lake.open(root).verify() == []
     return root
 
@@ -66,6 +68,8 @@ def kinds(root: Path) -> dict[str, str]:
         "archive metadata": "runs/packed/activations.zarr/embed/zarr.json",
         "token table": f"{run}/tokens/00000001.parquet",
         "unit record": f"{run}/units/00000001.json",
+        "label table": f"{run}/labels/added-0001.parquet",
+        "label record": f"{run}/labels/added-0001.json",
         "result": "results/p.parquet",
         "pointer": "catalog.json",
         "generation": str(max((root / "catalog").glob("*.duckdb")).relative_to(root)),
@@ -73,16 +77,8 @@ def kinds(root: Path) -> dict[str, str]:
 
 
 KINDS = ["lake", "run", "plan sequences", "plan tokens", "group metadata", "array metadata", "first shard"]
-KINDS += [
-    "last shard",
-    "archive shard",
-    "archive metadata",
-    "token table",
-    "unit record",
-    "result",
-    "pointer",
-    "generation",
-]
+KINDS += ["last shard", "archive shard", "archive metadata", "token table", "unit record", "label table"]
+KINDS += ["label record", "result", "pointer", "generation"]
 OTHERS = {
     "run": "runs/twin/run.json",
     "plan sequences": "runs/toy/plan/tokens-00000.parquet",
@@ -95,6 +91,8 @@ OTHERS = {
     "archive metadata": "runs/toy/activations.zarr/embed/zarr.json",
     "token table": "runs/toy/tokens/00000000.parquet",
     "unit record": "runs/twin/units/00000001.json",
+    "label table": "runs/toy/labels/other-0001.parquet",
+    "label record": "runs/toy/labels/other-0001.json",
     "pointer": "lake.json",
 }
 """A file of the same kind that belongs to something else, to put in a file's place."""
@@ -174,6 +172,8 @@ def test_verify_names_the_file_whatever_happened_to_it(lake, kind):
             allowed = {name} | ({"catalog.json"} if kind in ("run", "unit record") else set())
             if kind in ("run", "unit record") and content is None:  # what it vouched for is no longer accounted for
                 allowed |= {n for n in named if n.startswith("runs/toy/")}
+            if kind == "label record" and content is None:
+                allowed.add(kinds(lake)["label table"])
             assert name in named and named <= allowed, (what, named)
         path.unlink(missing_ok=True)
         path.write_bytes(original)
@@ -327,7 +327,7 @@ def reseal(path: Path, value: Any, kind: str) -> None:
         path.write_bytes(canonical_json(value))
 
 
-@pytest.mark.parametrize("kind", ["run", "unit record", "pointer", "lake"])
+@pytest.mark.parametrize("kind", ["run", "unit record", "label record", "pointer", "lake"])
 def test_absurd_content_with_right_hashes_is_a_sentence(whole, tmp_path, kind):
     name = kinds(whole)[kind]
     original = read_json(whole / name)
