@@ -15,7 +15,7 @@ import google_crc32c
 import numpy as np
 
 from ..errors import CorruptLakeError
-from .shard import ShardLayout, ShardWriter, check_size, damaged_index, named_shard
+from .shard import ShardLayout, ShardWriter, check_size, chunk_checksums, damaged_index, named_shard
 
 _LEVEL = 5
 _BLOCK = 1 << 20
@@ -30,17 +30,16 @@ class ArchiveShardWriter(ShardWriter):
 
     def __init__(self, path: Path, layout: ShardLayout) -> None:
         self._raw = path
+        self._bytes = self._file_crc = 0
         super().__init__(path, layout)
 
-    def finish(self, used: int) -> tuple[dict[str, Any], np.ndarray]:
-        """Fill the tail with NaN, compress into a second file, make it durable, remove the first.
+    def finish(self, used: int) -> np.ndarray:
+        """Fill the tail with NaN, compress into a second file, and remove the first.
 
-        As `ShardWriter.finish`, but with the crc32c of the decoded chunks, and that of the whole file as
-        ``file_crc32c``: a damaged byte need not change what its chunk decodes to. The space of the first file is free
-        once the view of the used rows is dropped.
+        As `ShardWriter.finish`; the space of the first file is free once the view of the used rows is dropped.
         """
         rows = self._fill_tail(used)
-        del self._rows
+        self.checksums = chunk_checksums(rows, self.layout)
         self.path = self._raw.with_name(f"{self._raw.name.removesuffix('.tmp')}.archive.tmp")
         with self.path.open("xb") as file:
             places, crc = [], 0
@@ -52,11 +51,18 @@ class ArchiveShardWriter(ShardWriter):
             index = np.array(places, "<u8").tobytes()
             index += google_crc32c.value(index).to_bytes(4, "little")
             file.write(index)
-            size, crc = file.tell(), google_crc32c.extend(crc, index)
+            self._bytes, self._file_crc = file.tell(), google_crc32c.extend(crc, index)
             file.flush()
-            os.fsync(file.fileno())
+            os.dup2(file.fileno(), self._file, inheritable=False)  # from now on `sync` is of this one
         self._raw.unlink()
-        return {"bytes": size, "crc32c": self.checksums, "file_crc32c": crc}, rows[:used]
+        return rows[:used]
+
+    def facts(self) -> dict[str, Any]:
+        """Give what the unit's record says of the finished shard: its bytes, the crc32c of every decoded inner chunk.
+
+        And that of the whole file as ``file_crc32c``: a damaged byte need not change what its chunk decodes to.
+        """
+        return {"bytes": self._bytes, "crc32c": self.checksums, "file_crc32c": self._file_crc}
 
     def same(self, published: Path) -> bool:
         """Say whether a published shard has the bytes of this one, finished."""

@@ -23,6 +23,7 @@ from ..errors import CorruptLakeError
 from .dtypes import StoredDtype
 
 _CHECKSUM_BYTES = 4
+_TAIL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class ShardLayout:
 class ShardWriter:
     """Writes the rows of one shard, in any order, into a preallocated temporary file.
 
-    The disk space is reserved first, so that a full disk is an `OSError` here and not a fault in the middle of a
-    memory-mapped write. Rows live in the page cache, not in the process: memory does not grow with the shard.
+    The disk space is reserved first, so that a full disk is an `OSError` before the model runs. Rows live in the page
+    cache, not in the process: memory does not grow with the shard.
     """
 
     def __init__(self, path: Path, layout: ShardLayout) -> None:
@@ -76,15 +77,13 @@ class ShardWriter:
         self.layout = layout
         self.checksums: list[int] = []
         self._written = np.zeros(layout.rows, bool)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._row_bytes = layout.data_bytes // layout.rows
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            os.posix_fallocate(fd, 0, layout.file_bytes)
+            os.posix_fallocate(self._file, 0, layout.file_bytes)
         except OSError:
-            path.unlink()
+            self.abandon()
             raise
-        finally:
-            os.close(fd)
-        self._rows = map_rows(path, layout, "r+")
 
     def write(self, row: int, bits: np.ndarray) -> None:
         """Store `bits`, shaped (n, *trailing), at the shard's rows [row, row + n); each row once."""
@@ -95,23 +94,27 @@ class ShardWriter:
             raise ValueError(f"rows {row} to {row + len(bits)} are outside a shard of {self.layout.rows} rows")
         if self._written[row : row + len(bits)].any():
             raise ValueError(f"rows {row} to {row + len(bits)} of {self.path.name} were written before")
-        self._rows[row : row + len(bits)] = bits
+        _write_at(self._file, np.ascontiguousarray(bits), row * self._row_bytes)
         self._written[row : row + len(bits)] = True
 
-    def finish(self, used: int) -> tuple[dict[str, Any], np.ndarray]:
-        """Fill the tail with NaN, write the index, make the file durable.
+    def finish(self, used: int) -> np.ndarray:
+        """Fill the tail with NaN, write the index, and return a view of the used rows, for statistics.
 
-        All of the first `used` rows must have been written and none after them. Returns what the unit's record says
-        of the shard, its bytes and the crc32c of every inner chunk, and a view of the used rows (for statistics).
+        All of the first `used` rows must have been written and none after them. The file is durable after `sync`.
         """
         rows = self._fill_tail(used)
-        rows.flush()
-        with self.path.open("r+b") as file:
-            file.seek(self.layout.data_bytes)
-            file.write(self.layout.index)
-            file.flush()
-            os.fsync(file.fileno())
-        return {"bytes": self.layout.file_bytes, "crc32c": self.checksums}, rows[:used]
+        _write_at(self._file, np.frombuffer(self.layout.index, np.uint8), self.layout.data_bytes)
+        return rows[:used]
+
+    def sync(self) -> None:
+        """Make the finished file durable."""
+        os.fsync(self._file)
+
+    def facts(self) -> dict[str, Any]:
+        """Give what the unit's record says of the finished shard: its bytes, and the crc32c of every inner chunk."""
+        if not self.checksums:
+            self.checksums = chunk_checksums(map_rows(self.path, self.layout), self.layout)
+        return {"bytes": self.layout.file_bytes, "crc32c": self.checksums}
 
     def same(self, published: Path) -> bool:
         """Say whether a published shard is what this one is, finished."""
@@ -120,19 +123,32 @@ class ShardWriter:
         except CorruptLakeError:
             return False
 
+    def abandon(self) -> None:
+        """Close and remove the temporary file, if it is still there."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+
     def _fill_tail(self, used: int) -> np.memmap:
         if not self._written[:used].all():
             raise ValueError(f"row {int(np.argmin(self._written[:used]))} of {self.path.name} was never written")
         if self._written[used:].any():
             raise ValueError(f"rows after the {used} of the unit were written in {self.path.name}")
-        self._rows[used:] = self.layout.dtype.bits.type(self.layout.dtype.nan)
-        self.checksums = chunk_checksums(self._rows, self.layout)
-        return self._rows
+        block = max(1, _TAIL_BYTES // self._row_bytes)
+        nan = np.full((min(block, self.layout.rows - used), *self.layout.trailing), self.layout.dtype.nan)
+        nan = nan.astype(self.layout.dtype.bits)
+        for row in range(used, self.layout.rows, block):
+            _write_at(self._file, nan[: self.layout.rows - row], row * self._row_bytes)
+        return map_rows(self.path, self.layout)
 
-    def abandon(self) -> None:
-        """Remove the temporary file, if it is still there."""
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
+
+def _write_at(file: int, content: np.ndarray, offset: int) -> None:
+    left = content.reshape(-1).view(np.uint8).data
+    while left:
+        written = os.pwrite(file, left, offset)
+        left, offset = left[written:], offset + written
 
 
 def map_rows(path: Path, layout: ShardLayout, mode: str = "r") -> np.memmap:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,11 +18,12 @@ from .archive_shard import ArchiveShardWriter
 from .durable import fsync_folder, publish, sealed_json, temporary_name, write_temporary
 from .layout import unit_name
 from .parquet import table_bytes
-from .record import ArraySpec
 from .run import Run
 from .shard import ShardWriter
 from .stats import value_statistics
 from .unit_record import record_digest
+
+_SYNCS = 8
 
 
 class UnitWriter:
@@ -77,23 +79,31 @@ class UnitWriter:
             "sequences": sequences,
             "arrays": {},
         }
-        finished: list[tuple[ArraySpec, ShardWriter]] = []
-        for array in self.run.record.arrays:
-            shard = self._shards[array.name]
-            facts, rows = shard.finish(used)
-            body["arrays"][array.name] = facts | {"statistics": value_statistics(rows, shard.layout.dtype)}
-            del rows  # and with it the disk space of rows that were compressed
-            finished.append((array, shard))
         table = table_bytes(tokens)
         body["tokens"] = {"bytes": len(table), "sha256": hashlib.sha256(table).hexdigest()}
-        for array, shard in finished:
-            final = self.run.shard_path(array, self.unit)
-            self._publish(shard.path, final, shard.same)
-            fsync_folder(final.parent)
-        final = self.run.tokens_path(self.unit)
-        temporary = write_temporary(self.run.scratch, final.name, table)
-        self._publish(temporary, final, lambda path: path.read_bytes() == table)
-        fsync_folder(final.parent)
+        with ThreadPoolExecutor(min(_SYNCS, len(self._shards) or 1)) as pool:
+            synced = []
+            for array in self.run.record.arrays:
+                # The disk is at work on one shard while the processor is on the next.
+                shard = self._shards[array.name]
+                rows = shard.finish(used)
+                synced.append(pool.submit(shard.sync))
+                statistics = value_statistics(rows, shard.layout.dtype)
+                body["arrays"][array.name] = shard.facts() | {"statistics": statistics}
+                del rows  # and with it the disk space of rows that were compressed
+            for each in synced:
+                each.result()
+            folders = []
+            for array in self.run.record.arrays:
+                shard, final = self._shards[array.name], self.run.shard_path(array, self.unit)
+                self._publish(shard.path, final, shard.same)
+                folders.append(pool.submit(fsync_folder, final.parent))
+            final = self.run.tokens_path(self.unit)
+            temporary = write_temporary(self.run.scratch, final.name, table)
+            self._publish(temporary, final, lambda path: path.read_bytes() == table)
+            folders.append(pool.submit(fsync_folder, final.parent))
+            for each in folders:
+                each.result()
         return self._publish_record(body, made)
 
     def _publish(self, temporary: Path, final: Path, same: Callable[[Path], bool]) -> None:
