@@ -211,6 +211,9 @@ def _add_fresh(connection: duckdb.DuckDBPyConnection, labels: RunLabels, units: 
         raise
     for first in range(0, len(units), _UNITS_A_LOAD):
         _add_units(connection, labels.run, units[first : first + _UNITS_A_LOAD], values)
+    planned = read_sequences(labels.run.intact("plan/sequences.parquet").parent)
+    chosen = np.isin(planned["unit"].to_numpy(), units)
+    _insert_rows(connection, "sequences", labels.run, planned.filter(pa.array(chosen)))
 
 
 def _add_units(connection: duckdb.DuckDBPyConnection, run: Run, units: list[int], labels: list[pa.Table]) -> None:
@@ -237,9 +240,6 @@ def _add_units(connection: duckdb.DuckDBPyConnection, run: Run, units: list[int]
     tables = [_unit_tokens(run, r) for r in records]
     tokens = pa.concat_tables(tables, promote_options="permissive")
     _insert_rows(connection, "tokens", run, with_labels(tokens, labels))
-    planned = read_sequences(run.intact("plan/sequences.parquet").parent)
-    chosen = np.isin(planned["unit"].to_numpy(), units)
-    _insert_rows(connection, "sequences", run, planned.filter(pa.array(chosen)))
 
 
 def _unit_tokens(run: Run, record: dict[str, Any]) -> pa.Table:
@@ -256,7 +256,11 @@ def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -
 
 
 def _insert_rows(connection: duckdb.DuckDBPyConnection, table: str, run: Run, rows: pa.Table) -> None:
+    connection.register("incoming", rows)
     try:
-        _insert(connection, table, rows.append_column("run", pa.array([run.name] * rows.num_rows, pa.string())))
+        query = f"INSERT INTO {table} BY NAME SELECT ?::VARCHAR AS run, * FROM incoming"
+        connection.execute(query, [run.name])
     except duckdb.Error as error:
         raise CorruptLakeError(f"The {table} of {run.folder} cannot be indexed ({error}).") from error
+    finally:
+        connection.unregister("incoming")
