@@ -296,9 +296,13 @@ def _encoded(runs: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
         # Encoded before the chunks are joined: the names of billions of rows do not fit into one array of text.
         runs = runs.cast(pa.string()).dictionary_encode()
     coded = runs.unify_dictionaries().combine_chunks()
-    codes = coded.indices.to_numpy(zero_copy_only=False)
-    used, codes = np.unique(codes, return_inverse=True)  # an ENUM brings all its names along
-    return coded.dictionary.take(pa.array(used)).to_pylist(), codes
+    names, codes = coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False)
+    used = np.flatnonzero(np.bincount(codes, minlength=len(names)))
+    if len(used) < len(names):  # an ENUM brings all its names along
+        places = np.zeros(len(names), codes.dtype)
+        places[used] = np.arange(len(used))
+        names, codes = [names[i] for i in used], places[codes]
+    return names, codes
 
 
 def row_numbers(rows: Any) -> np.ndarray:

@@ -113,7 +113,7 @@ def measure_opening(folder: Path, runs: int, layers: int, repeats: int) -> Itera
 
     def reading() -> None:
         lake = Lake.open(root)
-        assert lake.select("SELECT run, row FROM tokens WHERE run = 'run007' AND row < 10").bits(3).shape == (10, 64)
+        assert lake.select("SELECT run, row FROM tokens WHERE run = 'run001' AND row < 10").bits(3).shape == (10, 64)
 
     cases = {"layerlake": opening, "and ten rows of one": reading, "100 ms": lambda: None}
     times = interleaved(cases, repeats)
