@@ -1,4 +1,4 @@
-"""The benchmark runs, compares equal bytes and reports every line; how fast is for a machine with nothing else to do."""
+"""The benchmark runs and reports every line; how fast is for a machine with nothing else to do."""
 
 from __future__ import annotations
 
