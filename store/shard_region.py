@@ -58,7 +58,14 @@ class ShardRegion:
         """Whether all of them are."""
         self.used = 0
         """When it was used last, by its keeper's count."""
-        self._memory = mmap.mmap(-1, shards * layout.data_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
+        try:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            self._memory = mmap.mmap(-1, shards * layout.data_bytes, flags=flags, prot=0)
+        except OSError as error:
+            raise WorldError(
+                f"This process is not given addresses for {shards * layout.data_bytes:,} bytes of an array "
+                f"({error.strerror}). Raise its limit of virtual memory (ulimit -v): memory is not used by it."
+            ) from error
         flat = np.frombuffer(self._memory, layout.dtype.bits)
         self._rows = flat.reshape(shards * layout.rows, *layout.trailing)
         self._address = int(flat.ctypes.data)

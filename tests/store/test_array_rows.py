@@ -196,6 +196,27 @@ def test_a_process_that_may_not_map_more_is_told(monkeypatch, tmp_path):
         Lake.open(tmp_path).rows("toy", [0]).bits(0)
 
 
+NO_ADDRESSES = """
+    import resource, sys
+    from layerlake.errors import WorldError
+    from layerlake.store.lake import Lake
+    lake = Lake.open(sys.argv[1])
+    sel = lake.rows("toy", [0])
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20),) * 2)
+    try:
+        sel.bits(0)
+    except WorldError as error:
+        print(error)
+"""
+
+
+def test_a_process_without_addresses_is_told_which_limit_to_raise(large):
+    code = [sys.executable, "-c", textwrap.dedent(NO_ADDRESSES), str(large[0])]
+    done = subprocess.run(code, capture_output=True, text=True, env=environment(), check=False)
+    assert "not given addresses for 16,777,216 bytes of an array" in done.stdout and "ulimit -v" in done.stdout, done.stderr
+
+
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
     """Four units of 4,096 rows of 1 KiB: what a disk and its cache can be told by."""
