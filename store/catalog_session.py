@@ -52,6 +52,8 @@ class CatalogSession:
             generation.queries += 1
         try:
             cursor.execute("USE lake")
+            # EXPLAIN ANALYZE carries any statement out, and what it made in memory would be there for later queries.
+            cursor.execute("BEGIN TRANSACTION READ ONLY")
             yield cursor
         finally:
             cursor.close()

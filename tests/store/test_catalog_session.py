@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import pickle
 import threading
@@ -59,6 +60,35 @@ def test_a_table_of_the_caller_is_gone_with_its_query(tmp_path):
     with pytest.raises(SqlRefusedError, match="mine"):
         lake.sql("SELECT * FROM mine")
     assert lake.sql("SELECT x FROM mine", tables={"mine": pa.table({"x": [9]})})["x"][0].as_py() == 9
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "TABLE memory.main.mine AS SELECT 666 AS x",
+        "SEQUENCE memory.main.mine",
+        "SCHEMA memory.mine",
+        "VIEW memory.main.mine AS SELECT 1",
+        "TYPE memory.main.mine AS ENUM ('a')",
+        "MACRO memory.main.mine() AS 1",
+        "TEMP TABLE mine AS SELECT 666 AS x",
+        "TEMP VIEW tokens AS SELECT 666 AS x",
+        "TEMP MACRO count(x) AS 666",
+    ],
+)
+def test_nothing_that_explain_analyze_carries_out_is_there_for_a_later_query(tmp_path, made):
+    run, _, _ = make_run(tmp_path)
+    lake = Lake.open(tmp_path)
+    things = "SELECT name FROM (SELECT table_name AS name FROM duckdb_tables() UNION ALL SELECT function_name FROM "
+    things += "duckdb_functions() WHERE NOT internal UNION ALL SELECT sequence_name FROM duckdb_sequences() UNION ALL "
+    things += "SELECT schema_name FROM duckdb_schemas() UNION ALL SELECT view_name FROM duckdb_views() UNION ALL "
+    things += "SELECT type_name FROM duckdb_types()) ORDER BY ALL"
+    before = lake.sql(things)
+    with contextlib.suppress(SqlRefusedError):
+        lake.sql(f"EXPLAIN ANALYZE CREATE {made}")
+    assert lake.sql(things) == before
+    assert count(lake) == run.record.tokens
+    assert lake.sql("SELECT x FROM mine", tables={"mine": pa.table({"x": [1]})})["x"][0].as_py() == 1
 
 
 def test_threads_ask_at_once_each_with_a_table_of_its_own(tmp_path):
