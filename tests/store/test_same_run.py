@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from lakes import make_run
 from layerlake.errors import WorldError
+from layerlake.store import annotate
 from layerlake.store.catalog import publish_catalog
 from layerlake.store.lake import Lake
 
@@ -57,3 +60,31 @@ def test_a_catalog_that_shows_the_run_before_is_not_mixed_with_the_values_of_the
     assert np.array_equal(lake.rows("toy", [3, 1]).bits(0), bits["resid_post-0"][[3, 1]])
     publish_catalog(root)
     assert np.array_equal(lake.select(ROWS).bits(0), bits["resid_post-0"][:14])
+
+
+@pytest.mark.parametrize("moment", ["match_rows", "_publish_table"])
+def test_annotating_a_run_that_goes_meanwhile_is_a_sentence(tmp_path, monkeypatch, moment):
+    make_run(tmp_path)
+    lake, step = Lake.open(tmp_path), getattr(annotate, moment)
+
+    def removed_before(*arguments: object) -> object:
+        lake.remove("toy")
+        return step(*arguments)
+
+    monkeypatch.setattr(annotate, moment, removed_before)
+    with pytest.raises(WorldError, match="was removed meanwhile"):
+        lake.annotate("toy", pa.table({"row": [1], "label": [2]}), "some")
+    assert lake.verify() == [] and lake.runs() == []
+
+
+def test_labels_that_a_disk_has_no_place_for_are_a_sentence_and_nothing_of_them_stays(tmp_path, monkeypatch):
+    make_run(tmp_path)
+    lake = Lake.open(tmp_path)
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
+
+    monkeypatch.setattr(annotate, "publish", full)
+    with pytest.raises(WorldError, match=r"could not be stored \(No space left on device: somewhere\)"):
+        lake.annotate("toy", pa.table({"row": [1], "label": [2]}), "some")
+    assert lake.verify() == [] and not list((tmp_path / "runs" / "toy" / "labels").iterdir())
