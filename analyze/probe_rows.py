@@ -24,7 +24,7 @@ def rows_to_probe(lake: Lake, run: Run, label: str, where: str | None, by: str) 
     Copies of a text are in one group. `RequestError`: there are no rows, or `where` is more than a condition.
     """
     query = _query(lake, run, label, where, by)
-    rows = lake.sql(query)
+    rows = lake.select(query).table
     if not rows.num_rows:
         raise RequestError(f"No rows to probe: run {run.name!r} holds no committed tokens that meet {where!r}.")
     _check_rows(rows, run.name, where)

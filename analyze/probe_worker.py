@@ -26,7 +26,8 @@ class ProbeWorker:
         self.settings: dict[str, Any] = spec["settings"]
         self.lineage: dict[str, Any] = spec["lineage"]
         rows = read_table(self.lake.root / "artifacts" / f"{self.lineage['selection']}.parquet")
-        self.selection = Selection(self.lake, self.lineage["query"], rows)
+        runs = {self.lineage["run"]: self.lineage["identity"]}
+        self.selection = Selection(self.lake, self.lineage["query"], rows, runs=runs)
         self.labels = np.array(rows["label"].to_pylist(), object)
         self.groups = np.array(rows["grouping"].to_pylist(), object)
 

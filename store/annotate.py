@@ -55,12 +55,21 @@ def annotate(root: Path, run: str, source: Any, name: str | None = None) -> Labe
     names = [n for n in read.table.column_names if n not in _OWN and n != "run"]
     _check_names(target, name, names)
     _check_run(read.table, run)
-    rows, key = match_rows(target, read)
     try:
+        rows, key = match_rows(target, read)
         table = _sorted(read.table.select(names), rows)
+        stored = _publish(target, name, table, {"key": key, "source": {"file": read.file, "sha256": read.sha256}})
     except pa.ArrowException as error:  # a column of text of more than 2 GiB
         raise DataError(f"The labels cannot be put into one table ({error}). Annotate in parts, by columns.") from error
-    stored = _publish(target, name, table, {"key": key, "source": {"file": read.file, "sha256": read.sha256}})
+    except CorruptLakeError:
+        target.check_same()  # files that went with their run are no damage
+        raise
+    except OSError as error:
+        target.check_same()
+        raise WorldError(
+            f"The labels of run {run!r} could not be stored ({error.strerror}: {error.filename}). Mend that and ask "
+            "again."
+        ) from error
     try:
         publish_catalog(root)
     except WorldError as error:

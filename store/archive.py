@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +12,7 @@ import google_crc32c
 import numpy as np
 
 from ..errors import CorruptLakeError, MissingExtraError, UnknownNameError, WorldError
+from .locks import new_lock
 from .record import CODECS, ArraySpec
 from .run import Run
 from .shard import check_size, named_shard
@@ -37,7 +37,7 @@ class ArchiveArray:
         self.layout = run.layout(array)
         self._checksums: OrderedDict[int, np.ndarray] = OrderedDict()
         self._opened: Any = None
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         _tensorstore(f"Reading run {run.name!r}, which is stored with --codec archive,")
 
     def __reduce__(self) -> tuple[type[ArchiveArray], tuple[Run, ArraySpec]]:
@@ -47,7 +47,7 @@ class ArchiveArray:
         """Copy the stored bits of `rows`, all of committed units, into `out`; any order, duplicates allowed.
 
         Each inner chunk that holds one of the rows is read once. Raises `CorruptLakeError`, naming the shard, for
-        what is missing or is not what was written.
+        what is missing or is not what was written, `WorldError` when the run is another one by now.
         """
         if not len(rows):
             return
@@ -56,8 +56,12 @@ class ArchiveArray:
         chunks = ordered // self.layout.chunk_rows
         starts = np.flatnonzero(np.diff(chunks, prepend=-1))
         wanted = chunks[starts]
-        for bits, start, end in zip(self._read(wanted), starts, [*starts[1:], len(rows)], strict=True):
-            out[order[start:end]] = bits[ordered[start:end] % self.layout.chunk_rows]
+        try:
+            for bits, start, end in zip(self._read(wanted), starts, [*starts[1:], len(rows)], strict=True):
+                out[order[start:end]] = bits[ordered[start:end] % self.layout.chunk_rows]
+        except CorruptLakeError:
+            self.run.check_same()  # files that went with their run are no damage
+            raise
 
     def _read(self, chunks: np.ndarray) -> Iterator[np.ndarray]:
         """Read whole inner chunks, counted from the array's start, a few of them ahead of the one that is asked for."""

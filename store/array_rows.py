@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Iterator
 
 import numpy as np
 
+from ..errors import CorruptLakeError
+from .locks import new_lock
 from .record import ArraySpec
 from .run import Run
 from .shard_region import ShardRegion
@@ -35,7 +36,8 @@ class ArrayRows:
     def gather(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Copy the stored bits of `rows`, all of committed units, into `out`; any order, duplicates allowed.
 
-        Raises `CorruptLakeError` for a shard that is missing, cut or replaced.
+        Raises `CorruptLakeError` for a shard that is missing, cut or replaced, `WorldError` when the run is another
+        one by now.
         """
         if not len(rows):
             return
@@ -60,7 +62,12 @@ class ArrayRows:
             if not here.all():
                 missing = np.unique(touched[~here]).tolist()
                 first = index * self._shards
-                region.map(missing, [self.run.shard_path(self.array, first + shard) for shard in missing])
+                paths = [self.run.shard_path(self.array, first + shard) for shard in missing]
+                try:
+                    region.map(missing, paths, self.run.check_same)
+                except CorruptLakeError:
+                    self.run.check_same()  # files that went with their run are no damage
+                    raise
                 self._maps.bound(region)
         return region
 
@@ -74,7 +81,7 @@ class ShardMaps:
 
     def __init__(self) -> None:
         self._arrays: weakref.WeakSet[ArrayRows] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._clock = itertools.count(1)
 
     def __reduce__(self) -> tuple[type[ShardMaps], tuple[()]]:

@@ -12,7 +12,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from ..errors import CorruptLakeError
+from ..errors import CorruptLakeError, UnknownNameError
 from .catalog_labels import (
     RunLabels,
     StaleIndexError,
@@ -91,6 +91,8 @@ def load_runs(connection: duckdb.DuckDBPyConnection, root: Path) -> bool:
             present[name] = labels
         except CorruptLakeError as error:
             problems[name] = str(error)
+        except UnknownNameError:
+            continue  # it was removed a moment ago
     # A run with other labels than before is indexed anew. What is known to be damaged is looked at each time.
     gone = [n for n, s in known.items() if n not in present or _stamp(present[n]) != s]
     for name in gone:

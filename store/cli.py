@@ -28,11 +28,11 @@ def sql(
     lake's catalog and nothing else: no files, no network, no changes.
     """
     from .lake import Lake
-    from .printing import print_json, print_table
+    from .printing import print_json_table, print_table
 
     table = Lake.open(lake).sql(query, timeout=timeout)
     if json:
-        print_json(table.to_pylist())
+        print_json_table(table)
     elif table.column_names == ["explain_key", "explain_value"]:
         print("\n".join(table["explain_value"].to_pylist()))
     else:

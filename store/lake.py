@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ..errors import UnknownNameError, WorldError
 from .array_rows import ShardMaps
 from .catalog import publish_catalog
 from .catalog_session import CatalogSession
@@ -67,7 +68,7 @@ class Lake:
         `tables` are your own Arrow tables or pandas frames, usable by name. The newest published catalog is looked
         up for each query. Raises `SqlRefusedError` for other statements, `WorldError` after `timeout` seconds.
         """
-        return run_sql(self._session, query, tables=tables, timeout=timeout)
+        return run_sql(self._session, query, tables=tables, timeout=timeout).table
 
     def select(
         self,
@@ -83,7 +84,12 @@ class Lake:
         that were used. With `verify`, the checksum of every inner chunk (about 1 MiB) is checked before values of it
         are given out, each chunk once: `CorruptLakeError` names the file and the rows.
         """
-        return Selection(self, query, self.sql(query, tables=tables, timeout=timeout), verify=verify)
+        answer = run_sql(self._session, query, tables=tables, timeout=timeout)
+        try:
+            return Selection(self, query, answer.table, verify=verify, runs=answer.runs)
+        except (WorldError, UnknownNameError):  # a run may have been removed or made anew since the answer
+            answer = run_sql(self._session, query, tables=tables, timeout=timeout)
+            return Selection(self, query, answer.table, verify=verify, runs=answer.runs)
 
     def rows(self, run: str, rows: Any, *, verify: bool = False) -> Selection:
         """Select rows of a run by number, in the order given, duplicates kept; no SQL is needed.

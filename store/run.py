@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..errors import CorruptLakeError, RequestError, UnknownNameError
+from ..errors import CorruptLakeError, RequestError, UnknownNameError, WorldError
 from .durable import exclusive_lock, file_sha256, read_sealed
 from .layout import check_run_name, is_run_name, runs_folder, unit_name
 from .plan import read_unit_tokens, tokens_file
@@ -53,6 +53,21 @@ class Run:
             return self._record_stat == _file_stat(self.folder / "run.json")
         except OSError:
             return False
+
+    def check_same(self) -> None:
+        """Raise `WorldError` when the run that was opened was removed meanwhile, or another has its name now."""
+        if self.is_there():
+            return
+        opened = self.record.identity, self.record.created
+        try:
+            now = Run(self.root, self.name).record
+        except UnknownNameError:
+            raise WorldError(f"Run {self.name!r} of {self.root} was removed meanwhile. Select again.") from None
+        if (now.identity, now.created) != opened:
+            raise WorldError(
+                f"Run {self.name!r} of {self.root} is not the one that was selected from: it was made anew since. "
+                "Select again."
+            )
 
     def intact(self, name: str) -> Path:
         """Give a file that was written with the run, by its path in the folder; `CorruptLakeError` if it changed."""

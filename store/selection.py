@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,9 +48,20 @@ class Selection:
     check checksums unless `verify` was asked for; `layerlake verify` checks everything.
 
     It can be pickled, and is opened anew where it arrives: the lake must be there under the same path.
+
+    `runs` are the identities of the runs that the table speaks of: `WorldError` when the lake has another run of that
+    name.
     """
 
-    def __init__(self, lake: Lake, query: str, table: pa.Table, *, verify: bool = False) -> None:
+    def __init__(
+        self,
+        lake: Lake,
+        query: str,
+        table: pa.Table,
+        *,
+        verify: bool = False,
+        runs: Mapping[str, str] | None = None,
+    ) -> None:
         self.lake = lake
         self.query = query
         self.table = table
@@ -71,6 +82,13 @@ class Selection:
         if table.num_rows and not _is_text(table["run"].type):
             raise RequestError(f"Column run of the selection is {table['run'].type}, not text.")
         self._open()
+        for reader in self._readers:
+            name, now = reader.run.name, reader.run.record.identity
+            if runs and runs.get(name, now) != now:
+                raise WorldError(
+                    f"The rows are of run {name!r} of {lake.root} as it was before it was made anew. Ask again when "
+                    "the new one is published, or run `layerlake index`."
+                )
         for code, reader in enumerate(self._readers):
             reader.check_rows(self.rows if len(self._readers) == 1 else self.rows[self._run_codes == code])
 

@@ -8,14 +8,14 @@ import math
 import mmap
 import os
 import resource
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import WorldError
+from .locks import new_lock
 from .shard import ShardLayout, check_shard, named_shard
 
 _MAP_FIXED = 0x10  # Linux; the mmap module does not name it
@@ -70,24 +70,26 @@ class ShardRegion:
         self._rows = flat.reshape(shards * layout.rows, *layout.trailing)
         self._address = int(flat.ctypes.data)
         self._row_bytes = math.prod(layout.trailing) * layout.dtype.itemsize
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     @staticmethod
     def fit_together(layout: ShardLayout) -> bool:
         """Say whether several shards can lie side by side: their rows must end where a page of memory ends."""
         return layout.data_bytes % mmap.PAGESIZE == 0
 
-    def map(self, shards: Sequence[int], paths: Sequence[Path]) -> None:
+    def map(self, shards: Sequence[int], paths: Sequence[Path], check: Callable[[], object]) -> None:
         """Map the files of shards into their places, after checking sizes and indexes.
 
-        Raises `CorruptLakeError` for a file that is not the shard, `WorldError` when the process has too many maps.
+        `check` is called when files are open and none is mapped yet, to raise if they cannot be the right ones. Raises
+        `CorruptLakeError` for a file that is not the shard, `WorldError` when the process has too many maps.
         """
         with self._lock:
             for first in range(0, len(shards), _OPEN_FILES):
-                self._map_some(shards[first : first + _OPEN_FILES], paths[first : first + _OPEN_FILES])
+                some = slice(first, first + _OPEN_FILES)
+                self._map_some(shards[some], paths[some], check)
             self.full = bool(self.mapped.all())
 
-    def _map_some(self, shards: Sequence[int], paths: Sequence[Path]) -> None:
+    def _map_some(self, shards: Sequence[int], paths: Sequence[Path], check: Callable[[], object]) -> None:
         # All indexes are asked for before the first is read: from a cold disk, one by one takes many times as long.
         opened: list[int] = []
         try:
@@ -97,6 +99,7 @@ class ShardRegion:
                     if len(paths) > 1:
                         tail = self.layout.data_bytes
                         os.posix_fadvise(opened[-1], tail, self.layout.file_bytes - tail, os.POSIX_FADV_WILLNEED)
+            check()
             for shard, path, fd in zip(shards, paths, opened, strict=True):
                 with named_shard(path):
                     check_shard(fd, path, self.layout)

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import pyarrow as pa
@@ -18,10 +18,17 @@ from .catalog_session import CatalogSession
 _ALLOWED = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
 
 
+class Answer(NamedTuple):
+    """What a query gave, and of which runs: the identity of each run that the catalog has."""
+
+    table: pa.Table
+    runs: dict[str, str]
+
+
 def run_sql(
     session: CatalogSession, query: str, *, tables: Mapping[str, Any] | None = None, timeout: float = 60.0
-) -> pa.Table:
-    """Run one SELECT or EXPLAIN over the newest catalog generation and return an Arrow table.
+) -> Answer:
+    """Run one SELECT or EXPLAIN over the newest catalog generation and return an Arrow table, and the runs in it.
 
     `tables` are the caller's own Arrow tables or pandas frames, by name. `timeout` is in seconds. Raises
     `SqlRefusedError` (exit code 2) for any other statement and for SQL that DuckDB rejects, and `WorldError` when
@@ -36,7 +43,9 @@ def run_sql(
         statement = _one_statement(connection, query)
         try:
             with _stopped_after(timeout, connection):
-                return _result(connection, statement, query)
+                table = _result(connection, statement, query)
+                runs = connection.execute("SELECT run, identity FROM lake.run_table").fetchall()
+                return Answer(table, dict(runs))
         except duckdb.InterruptException:
             raise WorldError(
                 f"The query took longer than {timeout:g} s and was stopped. Ask for less, or give it more time."

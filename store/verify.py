@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..errors import LayerlakeError
+from ..errors import LayerlakeError, UnknownNameError
 from .archive_shard import archive_checksums
 from .artifacts import verify_artifacts
 from .catalog import connect_catalog, named_generation
@@ -38,9 +38,13 @@ class Problem:
 def verify_lake(root: Path, run: str | None = None) -> list[Problem]:
     """Read everything of a run, or of all runs, and list what is not as it was written."""
     problems: list[Problem] = []
-    for name in [run] if run else run_names(root):
-        problems += verify_run(Run(root, name))
-    return problems + verify_around(root, run)
+    if run is not None:
+        return verify_run(Run(root, run)) + verify_around(root, run)
+    for name in run_names(root):
+        with contextlib.suppress(UnknownNameError):  # it was removed a moment ago
+            found = verify_run(Run(root, name))
+            problems += found if (runs_folder(root) / name).is_dir() else []
+    return problems + verify_around(root)
 
 
 def verify_around(root: Path, run: str | None = None) -> list[Problem]:
@@ -202,7 +206,8 @@ def _verify_catalog(root: Path, only: str | None) -> Iterator[tuple[str | None, 
             yield run, "catalog.json", what
     for run in [only] if only else run_names(root):
         shown = {(name, version) for of, name, version in labels if of == run}
-        yield from ((run, path, what) for path, what in _compare_labels(Run(root, run), shown))
+        if present := find_run(root, run):
+            yield from ((run, path, what) for path, what in _compare_labels(present, shown))
     for stem, expected in results if only is None else ():
         path = root / "results" / f"{stem}.parquet"
         try:

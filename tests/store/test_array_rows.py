@@ -147,7 +147,7 @@ UNMAPPED = """
     run = Run(Path(sys.argv[1]), "toy")
     array = run.record.arrays[0]
     region = ShardRegion(run.layout(array), 3)
-    region.map([1], [run.shard_path(array, 1)])
+    region.map([1], [run.shard_path(array, 1)], run.check_same)
     out = np.empty((1, 32), np.uint16)
     region.gather(np.array([64]), out)
     print("read", flush=True)

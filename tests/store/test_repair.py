@@ -143,7 +143,7 @@ def test_what_cannot_be_recreated_is_left_untouched_and_named(lake, whole, kind,
         spoilt = state(lake)
         assert not repair(lake, dry_run=True).whole
         report = repair(lake)
-        named = LEFT[kind].removesuffix("/artifact.json")
+        named = LEFT[kind]
         assert done(report)[named] == "cannot be recreated", how
         assert not report.whole
         if kind == "run":  # what is no run any more is none in the catalog

@@ -113,6 +113,7 @@ EXPLAIN ANALYZE INSTALL httpfs
 EXPLAIN ANALYZE SET threads = 1
 EXPLAIN ANALYZE CALL enable_logging(storage = 'file', storage_path = '{dir}/out')
 EXPLAIN ANALYZE CREATE TABLE lake.main.x AS SELECT 1
+EXPLAIN ANALYZE CREATE TABLE memory.main.x AS SELECT 1
 EXPLAIN ANALYZE SELECT * FROM read_csv('{dir}/secret.csv')
 PIVOT tokens ON split USING count(*)
 SELECT * FROM '{dir}/secret.csv'
@@ -173,7 +174,6 @@ DESCRIBE tokens
 SUMMARIZE units
 EXPLAIN SELECT * FROM tokens
 EXPLAIN ANALYZE SELECT count(*) FROM tokens
-EXPLAIN ANALYZE CREATE TABLE memory.main.x AS SELECT 1
 EXPLAIN ANALYZE CREATE TEMP TABLE x AS SELECT 1
 PIVOT (SELECT run, split FROM tokens) ON split IN ('test', 'train') USING count(*)
 SELECT getvariable('x')
@@ -422,3 +422,22 @@ def test_what_confines_a_query_is_set_and_locked(place):
     expected = {"temp_directory": "", "enable_external_access": "false", "lock_configuration": "true"}
     expected |= {"python_enable_replacements": "false", "autoload_known_extensions": "false"}
     assert {name: value[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_what_python_has_no_date_for_is_a_sentence(place, options):
+    asked = ["sql", "SELECT DATE '290000-01-01' AS d", "--lake", str(place / "lake"), *options]
+    error = CliRunner().invoke(app, asked).exception
+    assert isinstance(error, RequestError) and "Write d::VARCHAR" in str(error)
+
+
+def test_json_says_whole_numbers_whole_and_leaves_no_column_out(place):
+    def shown(query: str, *options: str):
+        return CliRunner().invoke(app, ["sql", query, "--lake", str(place / "lake"), *options])
+
+    big = (1 << 53) + 1
+    query = f"SELECT sum({big} + 0 * row) // count(*) AS a, sum(row) * 0 + {big} AS b, 1.5 AS c FROM tokens"
+    assert shown(query, "--json").output == f'[{{"a": {big}, "b": {big}, "c": 1.5}}]\n'
+    assert str(big) in shown(f"SELECT sum({big}) AS s FROM range(1)").output
+    twice = shown("SELECT 1 AS a, 2 AS a", "--json").exception
+    assert isinstance(twice, RequestError) and "2 columns 'a'" in str(twice)
