@@ -85,6 +85,7 @@ class UnitWriter:
             del rows  # and with it the disk space of rows that were compressed
             finished.append((array, shard))
         table = table_bytes(tokens)
+        self.run.check_same()  # a worker presumed dead may find another run in the place of its own
         body["tokens"] = {"bytes": len(table), "sha256": hashlib.sha256(table).hexdigest()}
         for array, shard in finished:
             final = self.run.shard_path(array, self.unit)
@@ -115,6 +116,7 @@ class UnitWriter:
     def _publish_record(self, body: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
         record = body | {"sha256": record_digest(body), "made": made}
         final = self.run.unit_path(self.unit)
+        self.run.check_same()
         if not publish(write_temporary(self.run.scratch, final.name, sealed_json(record)), final):
             existing = self.run.unit_record(self.unit)
             if existing.get("sha256") != record["sha256"]:
