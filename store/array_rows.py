@@ -68,7 +68,7 @@ class ArrayRows:
                 except CorruptLakeError:
                     self.run.check_same()  # files that went with their run are no damage
                     raise
-                self._maps.bound(region)
+                self._maps.bound(region, len(missing))
         return region
 
 
@@ -83,6 +83,7 @@ class ShardMaps:
         self._arrays: weakref.WeakSet[ArrayRows] = weakref.WeakSet()
         self._lock = new_lock()
         self._clock = itertools.count(1)
+        self._at_most = 0  # maps there are, unless some were dropped with their array since they were counted
 
     def __reduce__(self) -> tuple[type[ShardMaps], tuple[()]]:
         return ShardMaps, ()
@@ -96,18 +97,27 @@ class ShardMaps:
         """Count a use."""
         return next(self._clock)
 
-    def bound(self, needed: ShardRegion) -> None:
-        """Drop what was not used for longest but `needed`; whoever still reads it keeps it alive meanwhile."""
+    def bound(self, needed: ShardRegion, added: int) -> None:
+        """Count `added` maps, and drop what was not used for longest when there are too many, but never `needed`.
+
+        Whoever still reads what is dropped keeps it alive meanwhile.
+        """
         with self._lock:
+            self._at_most += added
+            if self._at_most <= MOST_MAPS:
+                return
             regions = [
                 (array, index, region) for array in self._arrays for index, region in list(array.regions.items())
             ]
-            total = sum(int(region.mapped.sum()) for _, _, region in regions)
+            held = {id(region): int(region.mapped.sum()) for _, _, region in regions}
+            self._at_most = sum(held.values())
+            if self._at_most <= MOST_MAPS:
+                return
             for array, index, region in sorted(regions, key=lambda r: r[2].used):
-                if total <= MOST_MAPS:
+                if self._at_most <= MOST_MAPS * 3 // 4:  # not to count again at the next map
                     break
                 if region is not needed and array.regions.pop(index, None):
-                    total -= int(region.mapped.sum())
+                    self._at_most -= held[id(region)]
 
 
 def _parts(rows: np.ndarray, size: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:

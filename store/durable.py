@@ -201,8 +201,9 @@ def exclusive_lock(path: Path, busy: str, *, wait: bool = False) -> Iterator[Non
                 raise RunLockedError(busy.replace("{holder}", holder)) from None
             if not _is_open(fd, path):
                 continue  # it was removed, with its folder, before it was locked
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, str(os.getpid()).encode(), 0)
+            with contextlib.suppress(OSError):  # a full disk, which `rm` is to help with: the number is for a sentence
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, str(os.getpid()).encode(), 0)
             yield
             return
         finally:

@@ -63,11 +63,13 @@ class Run:
         try:
             now = Run(self.root, self.name).record
         except UnknownNameError:
-            raise WorldError(f"Run {self.name!r} of {self.root} was removed meanwhile. Select again.") from None
+            raise WorldError(
+                f"Run {self.name!r} of {self.root} was removed meanwhile. Start again with what is there now."
+            ) from None
         if (now.identity, now.created) != opened:
             raise WorldError(
-                f"Run {self.name!r} of {self.root} is not the one that was selected from: it was made anew since. "
-                "Select again."
+                f"Run {self.name!r} of {self.root} is not the one that was opened: it was made anew since. Start "
+                "again with what is there now."
             )
 
     def intact(self, name: str) -> Path:
@@ -169,6 +171,11 @@ def driver_lock(root: Path, name: str) -> Iterator[None]:
             stack.enter_context(exclusive_lock(runs_folder(root) / name / DRIVER_LOCK, busy))
         except FileNotFoundError:
             raise UnknownNameError.of("run", name, run_names(root), f" in {root}") from None
+        except OSError as error:
+            raise WorldError(
+                f"Run {name!r} of {root} cannot be worked on ({error.strerror}: {error.filename}). Mend that and ask "
+                "again."
+            ) from error
         yield
 
 

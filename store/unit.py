@@ -80,6 +80,7 @@ class UnitWriter:
             "arrays": {},
         }
         table = table_bytes(tokens)
+        self.run.check_same()  # a worker presumed dead may find another run in the place of its own
         body["tokens"] = {"bytes": len(table), "sha256": hashlib.sha256(table).hexdigest()}
         with ThreadPoolExecutor(min(_SYNCS, len(self._shards) or 1)) as pool:
             synced = []
@@ -125,6 +126,7 @@ class UnitWriter:
     def _publish_record(self, body: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
         record = body | {"sha256": record_digest(body), "made": made}
         final = self.run.unit_path(self.unit)
+        self.run.check_same()
         if not publish(write_temporary(self.run.scratch, final.name, sealed_json(record)), final):
             existing = self.run.unit_record(self.unit)
             if existing.get("sha256") != record["sha256"]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import layerlake
@@ -32,3 +36,26 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if inside:
             session.exitstatus = 1
             print(f"\n{path} was imported as {name!r}, a second copy beside layerlake")
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Callable[[int], Path]]:
+    """Mount file systems of a few hundred KiB; a call gives the folder of one of so many bytes."""
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount command")
+    mounted = []
+
+    def mount(size: int) -> Path:
+        # not below tmp_path: another session of pytest may tidy that up, and cannot remove a mounted folder
+        folder = Path(tempfile.mkdtemp(prefix="layerlake-disk-"))
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"mounting a small file system is not permitted: {done.stderr.strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", str(folder)], check=True)
+        folder.rmdir()

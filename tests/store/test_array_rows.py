@@ -118,6 +118,31 @@ def test_views_outlive_what_was_dropped(monkeypatch, tmp_path):
     assert np.array_equal(view, bits["resid_post-0"][:60])
 
 
+def test_shards_that_do_not_fit_together_take_time_by_their_number_not_its_square(tmp_path):
+    run, tables, bits = make_run(tmp_path, lengths=(30,) * 700, unit_rows=32, layers=0, commit=False)
+    array = run.record.arrays[0]
+    path = run.shard_path(array, 0)
+    path.write_bytes(bits[array.name][:32].tobytes() + run.layout(array).index)
+    for unit in range(1, len(tables)):
+        os.link(path, run.shard_path(array, unit))
+    rows = array_rows.ArrayRows(run, array, array_rows.ShardMaps())
+    counted = 0
+
+    def count(region: object) -> int:
+        nonlocal counted
+        counted += 1
+        return 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(array_rows, "MOST_MAPS", 100)
+        patch.setattr(array_rows.ShardRegion, "used", property(count, lambda region, value: None), raising=False)
+        out = np.empty((700, *array.shape), np.uint16)
+        rows.gather(np.arange(700) * 32 + 5, out)
+    assert (out == bits[array.name][5]).all()
+    assert 0 < counted < 10 * 700
+    assert sum(int(r.mapped.sum()) for r in rows.regions.values()) <= 100
+
+
 def test_threads_share_the_maps_of_a_lake(many):
     root, rows, bits = many
     lake, wrong = Lake.open(root), []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -29,7 +30,7 @@ from layerlake.store.cli import app
 from layerlake.store.durable import new_folder, sealed_json
 from layerlake.store.lake import Lake
 from layerlake.store.orphans import lake_orphans
-from processes import environment, started, wait_until
+from processes import environment, run_layerlake, started, wait_until
 from typer.testing import CliRunner
 
 
@@ -181,7 +182,7 @@ def test_links_are_not_followed_and_no_name_leads_out_of_the_lake(lake):
     Lake.open(lake).remove("toy")
     shutil.rmtree(lake / "runs" / "twin" / "tmp")
     (lake / "runs" / "twin" / "driver.lock").symlink_to(outside / "lock")
-    with pytest.raises(WorldError, match="is not removed"):
+    with pytest.raises(WorldError, match="cannot be worked on"):
         Lake.open(lake).remove("twin")
     assert tree(outside) == before
     assert Lake.open(lake).run("twin").committed() == {0, 1, 2}
@@ -255,3 +256,19 @@ def test_what_cannot_be_deleted_is_named_and_the_run_is_gone(lake, monkeypatch):
         with pytest.raises(WorldError, match=r"is removed, but `layerlake repair` .*Operation not permitted"):
             Lake.open(lake).remove("toy")
     assert Lake.open(lake).runs() == ["twin"]
+
+
+def test_a_run_can_be_removed_from_a_full_disk(small_disk):
+    disk = small_disk(32 << 20)
+    make_run(disk / "lake", width=2048)
+    make_run(disk / "lake", name="twin")
+    with (disk / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+        while ballast.write(bytes(4096)):
+            pass
+    assert os.statvfs(disk).f_bavail == 0
+    done = run_layerlake("rm", "toy", "--yes", "--lake", disk / "lake")
+    assert "Removed run toy" in done.stdout or "Run 'toy' is removed" in done.stderr, done
+    assert Lake.open(disk / "lake").runs() == ["twin"]
+    assert os.statvfs(disk).f_bavail > 0
+    (disk / "ballast").unlink()
+    assert run_layerlake("repair", "--lake", disk / "lake").returncode == 0

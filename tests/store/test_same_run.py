@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from lakes import make_run
+from lakes import commit_unit, make_run
 from layerlake.errors import WorldError
 from layerlake.store import annotate
 from layerlake.store.catalog import publish_catalog
@@ -88,3 +88,16 @@ def test_labels_that_a_disk_has_no_place_for_are_a_sentence_and_nothing_of_them_
     with pytest.raises(WorldError, match=r"could not be stored \(No space left on device: somewhere\)"):
         lake.annotate("toy", pa.table({"row": [1], "label": [2]}), "some")
     assert lake.verify() == [] and not list((tmp_path / "runs" / "toy" / "labels").iterdir())
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_worker_presumed_dead_writes_nothing_into_a_run_made_anew(tmp_path, codec):
+    old, tables, bits = make_run(tmp_path, seed=1, codec=codec)
+    assert old.record
+    lake = Lake.open(tmp_path)
+    lake.remove("toy")
+    new, _, _ = make_run(tmp_path, seed=2, codec=codec, commit=False)
+    with pytest.raises(WorldError, match="made anew"):
+        commit_unit(old, 0, tables[0], bits)
+    assert new.committed() == set() and lake.verify() == []
+    assert list(new.scratch.iterdir()) == []

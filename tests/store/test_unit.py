@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,28 +166,6 @@ def test_leaving_without_a_commit_leaves_nothing(tmp_path, codec):
     assert sorted(p for p in run.folder.rglob("*")) == before
 
 
-@pytest.fixture
-def small_disk():
-    """Mount file systems of a few hundred KiB; a call gives the folder of one of so many bytes."""
-    mounted = []
-
-    def mount(size: int) -> Path:
-        # not below tmp_path: another session of pytest may tidy that up, and cannot remove a mounted folder
-        folder = Path(tempfile.mkdtemp(prefix="layerlake-disk-"))
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"mounting a small file system is not permitted: {done.stderr.strip()}")
-        mounted.append(folder)
-        return folder
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", str(folder)], check=True)
-        folder.rmdir()
-
-
-@pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount command")
 def test_a_full_disk_is_an_error_that_leaves_nothing(small_disk, tmp_path, codec):
     page = 4096
     failed = whole = 0
