@@ -39,9 +39,9 @@ def run_sql(
     with session.connection() as connection:
         for name, table in (tables or {}).items():
             _register(connection, name, table)
-        _warn(connection)
         statement = _one_statement(connection, query)
         try:
+            _warn(connection)
             with _stopped_after(timeout, connection):
                 table = _result(connection, statement, query)
                 runs = connection.execute("SELECT run, identity FROM lake.run_table").fetchall()
@@ -52,15 +52,20 @@ def run_sql(
             ) from None
         except duckdb.OutOfMemoryException as error:
             raise WorldError(
-                f"The query needs more than the memory limit of {session.memory_limit}: {error}"
+                f"The query needs more than the memory limit of {session.memory_limit}; ask for less ({error})."
             ) from error
-        except (duckdb.IOException, duckdb.SerializationException, duckdb.FatalException) as error:
-            session.close()
-            raise damaged(
-                session.root / "catalog", error
-            ) from error  # files are out of reach, so it is the catalog's own
         except duckdb.Error as error:
+            if _is_damage(error):
+                session.close()
+                raise damaged(session.root / "catalog", error) from error
             raise SqlRefusedError(str(error).strip()) from error
+
+
+def _is_damage(error: duckdb.Error) -> bool:
+    """Say whether DuckDB failed to read a file; a query reaches none, so it is the catalog's own."""
+    kinds = (duckdb.IOException, duckdb.SerializationException, duckdb.FatalException)
+    # A block with another checksum than it had has no class of its own.
+    return isinstance(error, kinds) or (type(error) is duckdb.Error and "Corrupt database" in str(error))
 
 
 def _one_statement(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.Statement:

@@ -10,8 +10,8 @@ import threading
 import pyarrow as pa
 import pytest
 from lakes import commit_unit, make_run
-from layerlake.errors import SqlRefusedError
-from layerlake.store.catalog import publish_catalog
+from layerlake.errors import CorruptLakeError, SqlRefusedError
+from layerlake.store.catalog import named_generation, publish_catalog
 from layerlake.store.lake import Lake
 
 COUNT = "SELECT count(*) AS n FROM tokens"
@@ -147,6 +147,23 @@ def test_a_lock_that_another_thread_holds_is_open_in_a_forked_process(tmp_path):
     if child.exitcode is None:
         child.kill()
     assert child.exitcode == 0 and queue.get() == run.record.tokens
+
+
+def test_a_damaged_block_is_the_catalogs_fault_and_not_the_querys(tmp_path):
+    make_run(tmp_path)
+    generation = named_generation(tmp_path)
+    assert generation
+    data, seen = generation.path.read_bytes(), set()
+    for at in range(20_000, len(data), 1 << 18):  # one place a block
+        generation.path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        for query in ("SELECT run, row FROM tokens", "FROM runs", "FROM stats", "FROM problems"):
+            try:
+                Lake.open(tmp_path).sql(query)
+                seen.add("answered")
+            except CorruptLakeError as error:
+                assert "layerlake index" in str(error)
+                seen.add("refused")
+    assert seen == {"answered", "refused"}
 
 
 def ask_in_child(lake: Lake, queue) -> None:
