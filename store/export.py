@@ -186,7 +186,9 @@ def new_file(path: Path, lake: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
         elif not publish(temporary, path):
             raise _taken(path)
     except OSError as error:
-        raise WorldError(f"{path} could not be written ({error.strerror or error}). Nothing is left of it.") from error
+        raise WorldError(
+            f"{path} could not be written ({error.strerror or error}). Nothing is left of it: mend that and ask again."
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -18,8 +18,9 @@ from .label_sets import LabelSet
 from .layout import check_lake, lake_path
 from .reader import RunReader
 from .remove import Removal, remove_run
+from .row_keys import row_numbers
 from .run import Run, run_names
-from .selection import Selection, row_numbers
+from .selection import Selection
 from .sql import run_sql
 from .verified import ChunkVerifier
 from .verify import Problem, verify_lake

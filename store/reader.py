@@ -36,7 +36,7 @@ class RunReader:
         bad = rows - units * size >= used
         if bad.any():
             first = int(np.argmax(bad))
-            reason = "no token stands there" if used[first] >= 0 else "its unit is not committed"
+            reason = "no token stands there" if used[first] >= 0 else "its unit is not committed (extract again)"
             self._refuse(int(rows[first]), reason)
 
     def rows(self, array: ArraySpec) -> ArrayRows | ArchiveArray:

@@ -17,6 +17,7 @@ from .dtypes import StoredDtype
 from .export import write_file, write_npy, write_parquet, write_safetensors
 from .order import check_whole, count_batches, row_order
 from .reader import RunReader
+from .row_keys import check_keys, run_codes
 from .source import Source
 
 if TYPE_CHECKING:
@@ -66,21 +67,7 @@ class Selection:
         self.query = query
         self.table = table
         self.verify = verify
-        missing = {"run", "row"} - set(table.column_names)
-        if missing:
-            raise RequestError(
-                f"A selection must return the columns run and row; this query returns {table.column_names}. "
-                "Add them: SELECT run, row, ... FROM tokens."
-            )
-        for name in ("run", "row"):
-            if table.column_names.count(name) > 1:
-                raise RequestError(f"The selection has two columns {name}: give one of them another name.")
-            if table[name].null_count:
-                raise RequestError(f"Column {name} of the selection holds {table[name].null_count} NULLs.")
-        if not pa.types.is_integer(table["row"].type):
-            raise RequestError(f"Column row of the selection is {table['row'].type}, not an integer.")
-        if table.num_rows and not _is_text(table["run"].type):
-            raise RequestError(f"Column run of the selection is {table['run'].type}, not text.")
+        check_keys(table)
         self._open()
         for reader in self._readers:
             name, now = reader.run.name, reader.run.record.identity
@@ -95,7 +82,7 @@ class Selection:
     def _open(self) -> None:
         table = self.table
         self.rows: np.ndarray = table["row"].to_numpy().astype(np.int64, copy=False)
-        self._run_names, self._run_codes = _encoded(table["run"])
+        self._run_names, self._run_codes = run_codes(table["run"])
         self._sources: dict[tuple[int | None, str], Source] = {}
         self._readers: list[RunReader] = [self.lake.reader(name) for name in self._run_names]
         self._verifiers = [self.lake.verifier(name) for name in self._run_names] if self.verify else []
@@ -159,8 +146,7 @@ class Selection:
         With `shuffle` the order is a permutation that depends on `seed` and the number of rows alone. The order takes
         8 bytes a row of memory.
         """
-        if check_whole("The size of a batch", size) < 1:
-            raise RequestError(f"A batch needs at least one row, not {size}.")
+        size = check_whole("The size of a batch", size, 1)
         self._gather(_NOTHING, layer, site)  # an unknown site is an error now, not at the first batch
         order = row_order(len(self), shuffle=shuffle, seed=check_whole("The seed", seed))
         end = size * count_batches(len(self), size, drop_last=drop_last)
@@ -308,43 +294,6 @@ class Selection:
         return out, sources[0].dtype
 
 
-def _encoded(runs: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
-    """Give the names of runs, each once, and for each row the place of its run's name."""
-    if not pa.types.is_dictionary(runs.type):
-        # Encoded before the chunks are joined: the names of billions of rows do not fit into one array of text.
-        runs = runs.cast(pa.string()).dictionary_encode()
-    coded = runs.unify_dictionaries().combine_chunks()
-    names, codes = coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False)
-    used = np.flatnonzero(np.bincount(codes, minlength=len(names)))
-    if len(used) < len(names):  # an ENUM brings all its names along
-        places = np.zeros(len(names), codes.dtype)
-        places[used] = np.arange(len(used))
-        names, codes = [names[i] for i in used], places[codes]
-    return names, codes
-
-
-def row_numbers(rows: Any) -> np.ndarray:
-    """Give row numbers as int64 (n,); `RequestError` unless `rows` is a one-dimensional sequence of integers."""
-    try:
-        numbers = np.asarray(rows)
-    except (ValueError, TypeError):  # a ragged list
-        numbers = np.asarray(None)
-    if numbers.ndim == 1 and not numbers.size:
-        return np.empty(0, np.int64)
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or int(numbers.max()) > np.iinfo(np.int64).max:
-        raise RequestError(
-            f"Rows are given as a one-dimensional sequence of whole numbers, not as {type(rows).__name__} of "
-            f"{numbers.dtype} {numbers.shape}."
-        )
-    return numbers.astype(np.int64)
-
-
 def _stamp(reader: RunReader) -> tuple[str, str, str]:
     record = reader.run.record
     return record.name, record.identity, record.created
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        return _is_text(kind.value_type)
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
