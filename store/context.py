@@ -9,9 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ..errors import CorruptLakeError
-from .durable import file_sha256
-from .parquet import read_table
 from .run import Run
 
 Span = tuple[int, int] | None
@@ -40,11 +37,7 @@ def token_context(run: Run, row: int, n: int) -> Context:
 
     Raises `CorruptLakeError` when the unit's token table is not the one that was committed.
     """
-    unit = row // run.record.unit_rows
-    path = run.tokens_path(unit)
-    if file_sha256(path) != run.unit_record(unit)["tokens"]["sha256"]:
-        raise CorruptLakeError(f"{path} holds other bytes than were written. Run `layerlake verify`.")
-    table = read_table(path)
+    table = run.unit_tokens(row // run.record.unit_rows)
     seq = table["seq"].to_numpy()
     same = table.filter(pa.array(seq == seq[table["row"].to_numpy() == row])).sort_by("pos")
     at = int(np.flatnonzero(same["row"].to_numpy() == row)[0])

@@ -13,6 +13,7 @@ import pyarrow as pa
 from ..errors import CorruptLakeError, RequestError, UnknownNameError, WorldError
 from .durable import exclusive_lock, file_sha256, read_sealed
 from .layout import check_run_name, is_run_name, runs_folder, unit_name
+from .parquet import read_table
 from .plan import read_unit_tokens, tokens_file
 from .record import ArraySpec, RunRecord
 from .shard import ShardLayout
@@ -48,7 +49,7 @@ class Run:
         return record
 
     def is_there(self) -> bool:
-        """Say whether the run is still the one that was opened: its record is written once and never touched."""
+        """Say whether the run is still as it was opened: its record is written once, and touched by a repair only."""
         try:
             return self._record_stat == _file_stat(self.folder / "run.json")
         except OSError:
@@ -136,6 +137,13 @@ class Run:
         """Read the commit record of a unit; `CorruptLakeError` when it is not what was written."""
         path = self.unit_path(unit)
         return check_unit_record(read_sealed(path), unit, self.record, path)
+
+    def unit_tokens(self, unit: int) -> pa.Table:
+        """Read the token table of a committed unit; `CorruptLakeError` when it is not the one that was committed."""
+        path = self.tokens_path(unit)
+        if file_sha256(path) != self.unit_record(unit)["tokens"]["sha256"]:
+            raise CorruptLakeError(f"{path} holds other bytes than were written. Run `layerlake verify`.")
+        return read_table(path)
 
     @contextlib.contextmanager
     def driver_lock(self) -> Iterator[None]:
