@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 
 import google_crc32c
@@ -18,13 +19,14 @@ class ChunkVerifier:
     """Checks the inner chunks of one run that are about to be read, each once.
 
     A chunk that was found whole is not looked at again as long as this object lives: what happens to the file after
-    that is not noticed.
+    that is not noticed. Threads may share it.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self._whole: dict[tuple[str, int], np.ndarray] = {}
         self._sums: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
+        self._lock = threading.Lock()
 
     def check(self, array: ArrayRows, rows: np.ndarray) -> None:
         """Check every chunk of `array` that holds one of `rows`, which belong to committed units.
@@ -50,10 +52,12 @@ class ChunkVerifier:
                 whole[chunk] = True
 
     def _checksums(self, unit: int) -> dict[str, np.ndarray]:
-        if unit not in self._sums:
+        sums = self._sums.get(unit)
+        if sums is None:
             arrays = self.run.unit_record(unit)["arrays"]
-            self._sums[unit] = {name: np.array(held["crc32c"], np.uint32) for name, held in arrays.items()}
-            if len(self._sums) > _KEPT_RECORDS:
-                self._sums.popitem(last=False)
-        self._sums.move_to_end(unit)
-        return self._sums[unit]
+            sums = {name: np.array(held["crc32c"], np.uint32) for name, held in arrays.items()}
+            with self._lock:
+                self._sums[unit] = sums
+                if len(self._sums) > _KEPT_RECORDS:
+                    self._sums.popitem(last=False)
+        return sums
