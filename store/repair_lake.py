@@ -10,6 +10,7 @@ from .catalog import publish_catalog
 from .durable import exclusive_lock, is_locked
 from .layout import is_run_name
 from .orphans import lake_orphans, remove
+from .printing import count
 from .repair import CANNOT, RECREATED, SWEPT, Outcome
 from .verify import Problem, verify_around
 
@@ -29,7 +30,7 @@ def mend_lake(
         outcomes += _sweep_catalog(root, dry_run=dry_run)
     stale: list[Problem] = []
     found = verify_around(root, run)
-    keeps = [f"{len(units)} units of run {name}" for name, units in sorted(lost.items()) if units]
+    keeps = [f"{count(len(units), 'unit')} of run {name}" for name, units in sorted(lost.items()) if units]
     for problem in found:
         folder, _, name = problem.path.partition("/")
         if folder == "runs":

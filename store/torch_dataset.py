@@ -116,7 +116,7 @@ class SelectionDataset(IterableDataset[dict[str, Any]]):
         """Find the epoch, and, in a process that was forked or to which this was sent, open the lake anew.
 
         The first epoch of a worker is the one at which it was started, even when `set_epoch` was called while it was
-        starting: its fellows may have begun. Later ones are read from memory that all processes share.
+        starting: the other workers may have begun. Later ones are read from memory that all processes share.
         """
         if self._process == os.getpid():
             self._epoch = int(self._shared_epoch)

@@ -17,6 +17,7 @@ from .label_sets import label_file, label_versions, read_label_set, verify_label
 from .layout import is_run_name, runs_folder
 from .parquet import read_table
 from .plan import read_sequences, read_unit_tokens
+from .printing import count
 from .run import Run, find_run, run_names
 from .shard import chunk_checksums, open_shard
 from .tokens import ROW_FIELDS, table_hash
@@ -129,7 +130,7 @@ def _verify_unit(run: Run, unit: int, plan_is_whole: bool) -> Iterator[tuple[Pat
         wrong = [i for i, (seen, expected) in enumerate(pairs) if seen != expected]
         if wrong:
             first = unit * run.record.unit_rows + wrong[0] * layout.chunk_rows
-            yield shard, f"holds other values than were written, from row {first} on ({len(wrong)} chunks)"
+            yield shard, f"holds other values than were written, from row {first} on ({count(len(wrong), 'chunk')})"
     path = run.tokens_path(unit)
     try:
         if file_sha256(path) != record["tokens"]["sha256"]:
@@ -202,7 +203,7 @@ def _verify_catalog(root: Path, only: str | None) -> Iterator[tuple[str | None, 
                 path = present.unit_path(unit).relative_to(root)
                 yield run, str(path), "is missing, although the catalog has its unit"
         if held != committed:
-            what = f"indexes {len(held)} units of run {run}, {len(committed)} are committed: `layerlake index`"
+            what = f"indexes {count(len(held), 'unit')} of run {run}, {len(committed)} are committed: `layerlake index`"
             yield run, "catalog.json", what
     for run in [only] if only else run_names(root):
         shown = {(name, version) for of, name, version in labels if of == run}
