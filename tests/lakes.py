@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +58,34 @@ def plan_tables(lengths: list[int], unit_rows: int, labels: dict[str, list[Any]]
     return pa.Table.from_pylist(sequences, pa.schema(list(SEQUENCE_FIELDS))), tables
 
 
+Made = tuple[Run, list[pa.Table], dict[str, np.ndarray]]
+_templates = tempfile.TemporaryDirectory(prefix="layerlake-templates-")
+
+
+def copied_when_made_again(make: Callable[..., Made]) -> Callable[..., Made]:
+    """Copy what is made more than once as the first run of a lake: it takes a fifth of the time."""
+    made: dict[str, tuple[Path, Made] | None] = {}
+
+    @functools.wraps(make)
+    def call(root: Path, *arguments: Any, **options: Any) -> Made:
+        if "edit" in options or (root.exists() and any(root.iterdir())):
+            return make(root, *arguments, **options)
+        asked = repr((arguments, sorted(options.items())))
+        if asked not in made:
+            made[asked] = None
+            return make(root, *arguments, **options)
+        found = made[asked]
+        if found is None:
+            template = Path(tempfile.mkdtemp(dir=_templates.name)) / "lake"
+            found = made[asked] = template, make(template, *arguments, **options)
+        template, (run, tables, bits) = found
+        shutil.copytree(template, root, dirs_exist_ok=True)
+        return Run(root, run.name), list(tables), {name: array.copy() for name, array in bits.items()}
+
+    return call
+
+
+@copied_when_made_again
 def make_run(
     root: Path,
     name: str = "toy",
@@ -69,7 +100,7 @@ def make_run(
     trailing: tuple[int, ...] | None = None,
     edit: Callable[[pa.Table], pa.Table] | None = None,
     codec: str = "none",
-) -> tuple[Run, list[pa.Table], dict[str, np.ndarray]]:
+) -> Made:
     """Make a run; returns it, its units' token tables and the bits of every array, (all rows, width).
 
     `trailing` is another trailing shape than (width,); `edit` changes the token table of each unit.

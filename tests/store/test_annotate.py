@@ -45,8 +45,12 @@ def lake(start, tmp_path) -> Lake:
     return Lake.open(shutil.copytree(start, tmp_path / "lake"))
 
 
-@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl", "table", "reader"])
-@pytest.mark.parametrize("key", ["row", "seq, pos"])
+FORMS = [("row", "parquet"), ("row", "csv"), ("row", "table"), ("seq, pos", "jsonl"), ("seq, pos", "reader")]
+REST = [(k, f) for k in ("row", "seq, pos") for f in ("parquet", "csv", "jsonl", "table", "reader")]
+REST = [pytest.param(*r, marks=pytest.mark.slow) for r in REST if r not in FORMS]
+
+
+@pytest.mark.parametrize("key, kind", [*FORMS, *REST])
 def test_labels_in_any_form_and_order_stand_at_their_tokens(lake, tmp_path, kind, key):
     rng = np.random.default_rng(0)
     chosen = rng.permutation(TOKENS)[:40]
@@ -291,9 +295,8 @@ def test_the_command_says_what_was_labelled_and_show_and_sql_list_it(lake, tmp_p
 
     moods = pa.table({"row": [0, 1, 2], "mood": ["good", None, "bad"], "n": [1, None, None]})
     path = write(tmp_path / "mood.csv", moods)
-    done = run_layerlake("annotate", "toy", path, "--lake", lake.root)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "Labels mood version 1 of run toy: 2 of 53 tokens got one: mood (string, 2), n (int64, 1).\n"
+    said = "Labels mood version 1 of run toy: 2 of 53 tokens got one: mood (string, 2), n (int64, 1).\n"
+    assert run("annotate", "toy", path) == (0, said, "")
     again = json.loads(run("annotate", "toy", path, "--json")[1])
     assert (again["version"], again["tokens"]) == (2, TOKENS)
     shown = run("show", "toy")[1].splitlines()

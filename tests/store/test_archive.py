@@ -70,7 +70,7 @@ def with_index(data: bytes, index: np.ndarray) -> bytes:
     return data[:-68] + body + google_crc32c.value(body).to_bytes(4, "little")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_any_rows_in_any_order_are_those_of_the_raw_run(written, data):
     root, bits, rows = written
@@ -178,7 +178,7 @@ def test_a_shard_that_goes_while_the_lake_is_open_never_reads_as_nan(lake, writt
         read(opened)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(at=st.integers(0, 1 << 30), bit=st.integers(0, 7), near_end=st.booleans())
 def test_a_flipped_bit_anywhere_is_found_by_verify_and_never_read_as_a_value(small, at, bit, near_end):
     root, shard, whole, expected = small

@@ -43,7 +43,7 @@ def many(request, tmp_path_factory):
     return root, used(tables), bits
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), shards=st.sampled_from([1, 2, 5, 4096]), most=st.sampled_from([1, 3, 4096]))
 def test_any_rows_in_any_order_with_few_maps_or_many(many, data, shards, most):
     root, rows, bits = many
@@ -127,7 +127,7 @@ def test_threads_share_the_maps_of_a_lake(many):
 
         def read(seed: int) -> None:
             rng = np.random.default_rng(seed)
-            for _ in range(60):
+            for _ in range(25):
                 layer, wanted = int(rng.integers(2)), rng.choice(rows, 40)
                 if not np.array_equal(lake.rows("toy", wanted).bits(layer), bits[f"resid_post-{layer}"][wanted]):
                     wrong.append(wanted)
@@ -139,7 +139,7 @@ def test_threads_share_the_maps_of_a_lake(many):
 
 
 UNMAPPED = """
-    import sys
+    import os, sys
     from pathlib import Path
     import numpy as np
     from layerlake.store.run import Run
@@ -151,17 +151,21 @@ UNMAPPED = """
     out = np.empty((1, 32), np.uint16)
     region.gather(np.array([64]), out)
     print("read", flush=True)
-    region.gather(np.array([int(sys.argv[2])]), out)
-    print("read what is not there")
+    for row in (0, 63, 128):
+        child = os.fork()
+        if not child:
+            region.gather(np.array([row]), out)
+            os._exit(0)
+        print(row, -os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-@pytest.mark.parametrize("row", [0, 63, 128])
-def test_rows_of_shards_that_are_not_mapped_cannot_come_out_as_zeros(tmp_path, row):
+def test_rows_of_shards_that_are_not_mapped_cannot_come_out_as_zeros(tmp_path):
     make_run(tmp_path, lengths=(60,) * 3, width=32, unit_rows=UNIT_ROWS)
-    code = [sys.executable, "-c", textwrap.dedent(UNMAPPED), str(tmp_path), str(row)]
+    code = [sys.executable, "-c", textwrap.dedent(UNMAPPED), str(tmp_path)]
     done = subprocess.run(code, capture_output=True, text=True, env=environment(), check=False)
-    assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "read\n"), done.stderr
+    ended = [f"{row} {int(signal.SIGSEGV)}" for row in (0, 63, 128)]
+    assert (done.returncode, done.stdout.split("\n")) == (0, ["read", *ended, ""]), done.stderr
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "longer", "index", "folder", "loop"])

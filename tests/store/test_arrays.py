@@ -134,14 +134,15 @@ def test_two_runs_in_one_selection(tmp_path):
 
 def test_batches_cover_each_row_once_and_depend_on_the_seed_alone(tmp_path):
     make_run(tmp_path)
-    sel = Lake.open(tmp_path).select("SELECT run, row FROM tokens ORDER BY row")
+    lake = Lake.open(tmp_path)
+    sel = lake.select("SELECT run, row FROM tokens ORDER BY row")
     seen = {}
     for seed in (0, 0, 1):
         batches = list(sel.batches(layer=0, size=7, shuffle=True, seed=seed))
         order = [r for b in batches for r in b.table["row"].to_pylist()]
         assert sorted(order) == sel.table["row"].to_pylist()
         for batch in batches:
-            again = Lake.open(tmp_path).select("SELECT run, row FROM t", tables={"t": batch.table})
+            again = lake.select("SELECT run, row FROM t", tables={"t": batch.table})
             assert np.array_equal(again.array(0).view(np.uint32), batch.array.view(np.uint32))
         assert seen.setdefault(seed, order) == order
     assert seen[0] != seen[1]

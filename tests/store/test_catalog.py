@@ -22,7 +22,7 @@ from layerlake.errors import CorruptLakeError, LakeWarning
 from layerlake.store.catalog import catalog_file, connect_catalog, publish_catalog
 from layerlake.store.cli import app
 from layerlake.store.lake import Lake
-from processes import environment
+from processes import environment, wait_until
 from typer.testing import CliRunner
 
 LENGTHS = (5, 9, 3, 16, 7, 12, 1)
@@ -80,8 +80,8 @@ def litter(root: Path) -> list[str]:
 
 def test_generations_are_never_reused_and_the_last_two_are_kept(tmp_path):
     seen: list[str] = []
-    for i in range(5):
-        make_run(tmp_path, name=f"r{i}")
+    for i in range(4):
+        make_run(tmp_path, name=f"r{i}", layers=0)
         seen.append(catalog_file(tmp_path).name)
         assert len(list((tmp_path / "catalog").glob("*.duckdb"))) == min(2, i + 1)
     (tmp_path / "catalog.json").unlink()
@@ -111,7 +111,7 @@ def test_a_unit_shows_in_sql_after_the_next_publishing_only(tmp_path):
         publish_catalog(tmp_path)
         assert lake.sql("SELECT unit FROM units").num_rows == unit + 1
         assert lake.sql("FROM tokens").num_rows == before[1] + table.num_rows
-        check_same_as_rebuilt(tmp_path)
+    check_same_as_rebuilt(tmp_path)
 
 
 FEW = (4, 4)
@@ -125,7 +125,7 @@ KINDS = {
 
 
 TELLING = [("int", "float"), ("float", "string"), ("null", "bool"), ("bool", "string"), ("int", "bool")]
-PAIRS = [*TELLING, *((b, a) for a, b in TELLING), ("null", "null")]
+PAIRS = [*TELLING, ("float", "int"), ("null", "null")]
 REST = [(a, b) for a in KINDS for b in KINDS if (a, b) not in PAIRS]
 
 
@@ -311,20 +311,23 @@ READER = """
         assert units >= max(seen, default=0), "went back in time"
         seen.add(units)
         queries += 1
+        Path(sys.argv[3]).touch()
     print(queries, len(seen))
 """
 
 
-def test_Q03_readers_never_fail_nor_see_part_of_a_unit_while_generations_come_and_go(tmp_path):
-    lengths = tuple([4, 9, 3] * 14)
+@pytest.mark.parametrize("units, queries", [(6, 200), pytest.param(80, 2000, marks=pytest.mark.slow)])
+def test_Q03_readers_never_fail_nor_see_part_of_a_unit_while_generations_come_and_go(tmp_path, units, queries):
+    lengths = (4, 9, 3) * units
     run, tables, bits = make_run(tmp_path / "lake", lengths=lengths, unit_rows=16, commit=False)
     publish_catalog(tmp_path / "lake")
     old = contextlib.ExitStack()
     held = old.enter_context(connect_catalog(tmp_path / "lake"))
     stop, faults, counts = tmp_path / "stop", [], []
+    lake = Lake.open(tmp_path / "lake")
 
     def read() -> None:
-        lake, done = Lake.open(tmp_path / "lake"), 0
+        done = 0
         try:
             while not stop.exists():
                 rows = lake.sql(
@@ -339,7 +342,8 @@ def test_Q03_readers_never_fail_nor_see_part_of_a_unit_while_generations_come_an
             faults.append(error)
         counts.append(done)
 
-    processes = [child(READER, tmp_path / "lake", stop) for _ in range(2)]
+    process = child(READER, tmp_path / "lake", stop, tmp_path / "reads")
+    assert wait_until((tmp_path / "reads").exists, 30)
     threads = [threading.Thread(target=read) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -347,15 +351,14 @@ def test_Q03_readers_never_fail_nor_see_part_of_a_unit_while_generations_come_an
         commit_unit(run, unit, table, bits)
         publish_catalog(tmp_path / "lake")
     publish_catalog(tmp_path / "lake", rebuild=True)
-    time.sleep(1.0)
+    time.sleep(0.3)
     stop.touch()
     for thread in threads:
         thread.join(30)
-    outs = [finish(p) for p in processes]
+    asked, states = map(int, finish(process).split())
     assert faults == []
-    counts += [int(out.split()[0]) for out in outs]
-    assert sum(counts) > 1000
-    assert all(int(out.split()[1]) >= 2 for out in outs)
+    assert sum(counts) + asked > queries
+    assert states >= 2
     assert held.execute("SELECT count(*) FROM units").fetchone() == (0,)  # what it opened it keeps
     old.close()
 
@@ -366,7 +369,7 @@ PUBLISHER = """
     sys.path.insert(0, "tests")
     from lakes import make_run
     from layerlake.store.catalog import publish_catalog
-    for i in range(4):
+    for i in range(2):
         make_run(Path(sys.argv[1]), name=f"{sys.argv[2]}-{i}", labels={f"l{sys.argv[2]}": [1] * 53})
 """
 
@@ -376,7 +379,7 @@ def test_concurrent_publishers_lose_nothing(tmp_path):
     for process in [child(PUBLISHER, tmp_path, name) for name in "abc"]:
         finish(process)
     rows = Lake.open(tmp_path).sql("SELECT run, units, tokens FROM runs ORDER BY run").to_pylist()
-    assert rows == [{"run": f"{n}-{i}", "units": 3, "tokens": TOKENS} for n in "abc" for i in range(4)]
+    assert rows == [{"run": f"{n}-{i}", "units": 3, "tokens": TOKENS} for n in "abc" for i in range(2)]
     check_same_as_rebuilt(tmp_path)
     assert litter(tmp_path) == []
 
@@ -396,20 +399,21 @@ KILLED = """
         root = shutil.copytree(start, start.with_name(f"lake{moment}"))
         return lambda: catalog.publish_catalog(root)
 
-    print(die_at_each_step(steps, prepare))
+    print(die_at_each_step(steps, prepare, int(sys.argv[2])))
 """
 
 
-def test_a_publisher_killed_anywhere_leaves_the_old_state_or_the_new_and_no_litter(tmp_path):
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_publisher_killed_anywhere_leaves_the_old_state_or_the_new_and_no_litter(tmp_path, stride):
     run, tables, bits = make_run(tmp_path / "start", commit=False)
     commit_unit(run, 0, tables[0], bits)
     publish_catalog(tmp_path / "start")
     commit_unit(run, 1, tables[1], bits)
     expected = {1: tables[0].num_rows, 2: tables[0].num_rows + tables[1].num_rows}
-    moments = int(finish(child(KILLED, tmp_path / "start")))
+    moments = int(finish(child(KILLED, tmp_path / "start", stride)))
     seen, littered = [], 0
     for moment in range(moments):
-        root = tmp_path / f"lake{moment}"
+        root = tmp_path / f"lake{moment * stride}"
         littered += bool(litter(root))
         counted = Lake.open(root).sql("SELECT (SELECT count(*) FROM units) AS u, (SELECT count(*) FROM tokens) AS t")
         units, tokens = counted.to_pylist()[0].values()
@@ -420,7 +424,7 @@ def test_a_publisher_killed_anywhere_leaves_the_old_state_or_the_new_and_no_litt
         assert Lake.open(root).sql("FROM tokens").num_rows == expected[2]
     assert Lake.open(root).verify() == []
     assert seen == sorted(seen) and set(seen) == {1, 2}
-    assert moments > 10 and littered > 2
+    assert moments > 10 // stride and littered > 2 // stride
 
 
 NOBODY = """
@@ -443,8 +447,9 @@ NOBODY = """
 
     list(session(sys.argv[1]))  # everything is imported before the rights go
     os.setgid(65534), os.setuid(65534)
-    for line in session(sys.argv[2]):
-        print(*line)
+    for root in sys.argv[2:]:
+        for line in session(root):
+            print(*line)
 """
 
 
@@ -459,10 +464,11 @@ def _read_as_nobody(folder: Path, warm: Path) -> None:
     root = folder / "lake"
     make_run(warm)
     make_run(root)
-    assert finish(child(NOBODY, warm, root)).splitlines() == [f"{TOKENS} {TOKENS} 0", "ls 0 True", "show 0 True"]
-    (root / "catalog.json").unlink()
-    out = finish(child(NOBODY, warm, root))
-    assert out.startswith("WorldError The catalog of ") and "Permission denied" in out and "layerlake index" in out
+    other = shutil.copytree(root, folder / "other")
+    (other / "catalog.json").unlink()
+    *lines, last = finish(child(NOBODY, warm, root, other)).splitlines()
+    assert lines == [f"{TOKENS} {TOKENS} 0", "ls 0 True", "show 0 True"]
+    assert last.startswith("WorldError The catalog of ") and "Permission denied" in last and "layerlake index" in last
 
 
 def test_Q05_indexing_fifty_thousand_tokens_takes_seconds_and_grows_in_proportion(tmp_path):

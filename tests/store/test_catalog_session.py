@@ -170,6 +170,7 @@ def ask_in_child(lake: Lake, queue) -> None:
     queue.put(count(lake))
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")  # Python 3.12 of every fork
 def test_a_lake_that_was_asked_before_answers_in_a_forked_process_and_as_a_copy(tmp_path):
     run, _, _ = make_run(tmp_path)
     lake = Lake.open(tmp_path)

@@ -26,17 +26,19 @@ KILLED = """
     from lakes import make_run
 
     steps = [(os, "mkdir"), (os, "rename"), (os, "link"), (os, "fsync"), (Path, "write_bytes")]
-    print(die_at_each_step(steps, lambda m: lambda: make_run(Path(sys.argv[1]) / f"lake{m}", commit=False), 3))
+    root, stride = Path(sys.argv[1]), int(sys.argv[2])
+    print(die_at_each_step(steps, lambda m: lambda: make_run(root / f"lake{m}", commit=False), stride))
 """
 
 
-def test_killed_between_any_two_steps_there_is_a_run_or_none_and_the_next_one_works(tmp_path):
-    code = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)]
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_between_any_two_steps_there_is_a_run_or_none_and_the_next_one_works(tmp_path, stride):
+    code = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), str(stride)]
     done = subprocess.run(code, capture_output=True, text=True, env=environment(), timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     states = []
     for moment in range(int(done.stdout)):
-        root = tmp_path / f"lake{3 * moment}"
+        root = tmp_path / f"lake{stride * moment}"
         try:
             states.append(Lake.open(root).runs())
         except LakeFormatError:
@@ -65,8 +67,9 @@ RACE = """
 """
 
 
-def test_several_first_makers_at_once_all_succeed(tmp_path):
-    for attempt in range(3):
+@pytest.mark.parametrize("attempts", [1, pytest.param(8, marks=pytest.mark.slow)])
+def test_several_first_makers_at_once_all_succeed(tmp_path, attempts):
+    for attempt in range(attempts):
         root = tmp_path / f"lake{attempt}"
         makers = [
             subprocess.Popen(

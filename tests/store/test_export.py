@@ -21,6 +21,8 @@ from layerlake.store.lake import Lake
 from layerlake.store.tokens import table_hash
 from safetensors import safe_open
 
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")  # Python 3.12 of every fork
+
 FORMATS = ["npy", "safetensors", "parquet"]
 
 

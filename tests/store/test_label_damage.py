@@ -90,21 +90,24 @@ KILLED = """
         lake = Lake.open(shutil.copytree(start, start.with_name(f"lake{moment}")))
         return lambda: lake.annotate("toy", pa.table({"row": [1, 2], "x": [20, 30]}), "s")
 
-    print(die_at_each_step(steps, prepare))
+    print(die_at_each_step(steps, prepare, int(sys.argv[2])))
 """
 
 
-@pytest.mark.parametrize("first", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_an_annotator_killed_anywhere_leaves_the_old_labels_or_the_new_ones(start, tmp_path, first):
+EVERY = [pytest.param(first, 1, marks=pytest.mark.slow) for first in (False, True)]
+
+
+@pytest.mark.parametrize("first, stride", [(False, 3), *EVERY])
+def test_an_annotator_killed_anywhere_leaves_the_old_labels_or_the_new_ones(start, tmp_path, first, stride):
     root = shutil.copytree(start, tmp_path / "start")
     old: list[Any] = [None] * 3
     if not first:
         old = [1, 2, None]
         Lake.open(root).annotate("toy", pa.table({"row": [0, 1], "x": [1, 2]}), "s")
-    moments = int(finish(child(KILLED, root)))
+    moments = int(finish(child(KILLED, root, stride)))
     seen, remnants = [], 0
     for moment in range(moments):
-        lake = Lake.open(tmp_path / f"lake{moment}")
+        lake = Lake.open(tmp_path / f"lake{moment * stride}")
         lost = [what for _, what in verify_labels(lake.run("toy"))]
         assert all("is a remnant: it has no record" in w and "same file completes it" in w for w in lost)
         remnants += len(lost)
@@ -119,7 +122,7 @@ def test_an_annotator_killed_anywhere_leaves_the_old_labels_or_the_new_ones(star
     assert lake.verify() == []
     assert values(lake, "x")[:3] == [None, 20, 30]
     assert seen == sorted(seen) and set(seen) == {False, True}
-    assert moments >= 10 and remnants >= 2
+    assert moments >= 10 // stride and remnants >= (2 if stride == 1 else 1)
 
 
 def test_a_remnant_of_other_labels_is_left_alone_and_so_is_its_number(lake):
@@ -149,7 +152,7 @@ def labelled(twice, tmp_path) -> Lake:
     return Lake.open(shutil.copytree(twice, tmp_path / "labelled"))
 
 
-DAMAGES = [("flip", "parquet"), ("cut", "json"), ("another's", "parquet"), ("another's", "json"), ("gone", "parquet")]
+DAMAGES = [("flip", "parquet"), ("another's", "json"), ("gone", "parquet")]
 REST = [(d, k) for d in ("flip", "cut", "empty", "another's", "gone", "folder") for k in ("parquet", "json")]
 REST = [pytest.param(*r, marks=pytest.mark.slow) for r in REST if r not in DAMAGES and r != ("gone", "json")]
 

@@ -114,7 +114,7 @@ _TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 _COLUMN = st.sampled_from([st.integers(-(2**63), 2**63 - 1), st.floats(width=64), _TEXT, st.booleans()])
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), kind=st.sampled_from(["parquet", "csv", "jsonl"]))
 def test_whatever_rows_and_values_are_given_sql_shows_these(lake, tmp_path, data, kind):
     rows = own(lake)["row"].to_pylist()

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from lakes import make_run
+from layerlake.__main__ import main
 from layerlake.errors import (
     LayerlakeError,
     RequestError,
@@ -28,7 +29,7 @@ from layerlake.store.cli import app
 from layerlake.store.durable import new_folder, sealed_json
 from layerlake.store.lake import Lake
 from layerlake.store.orphans import lake_orphans
-from processes import environment, layerlake_command, run_layerlake, started, wait_until
+from processes import environment, started, wait_until
 from typer.testing import CliRunner
 
 
@@ -100,36 +101,35 @@ def test_a_removed_run_is_gone_and_all_else_is_as_it_was(lake):
     assert opened.verify() == []
 
 
-def test_elsewhere_than_on_a_terminal_it_must_be_said_that_it_is_meant(lake):
+def test_elsewhere_than_on_a_terminal_it_must_be_said_that_it_is_meant(lake, capsys):
     before = tree(lake)
-    refused = run_layerlake("rm", "toy", "--lake", lake)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "--yes" in refused.stderr
+    assert main(["rm", "toy", "--lake", str(lake)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "--yes" in err
     assert tree(lake) == before
-    done = run_layerlake("rm", "toy", "--lake", lake, "--yes", "--json")
-    assert done.returncode == 0, done.stderr
-    assert {k: json.loads(done.stdout)[k] for k in ("run", "units", "removed")} == {
+    assert main(["rm", "toy", "--lake", str(lake), "--yes", "--json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert {k: done[k] for k in ("run", "units", "removed")} == {
         "run": "toy", "units": 3, "removed": True,
     }  # fmt: skip
     assert Lake.open(lake).runs() == ["twin"]
 
 
 @pytest.mark.parametrize("answer", ["n", "y"])
-def test_on_a_terminal_it_asks(lake, answer):
+def test_on_a_terminal_it_asks(lake, answer, capsys, monkeypatch):
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        layerlake_command("rm", "toy", "--lake", lake), stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env=environment(),
-    )  # fmt: skip
     os.write(ours, f"{answer}\n".encode())
-    out, err = process.communicate(timeout=60)
-    os.close(ours), os.close(theirs)
+    with os.fdopen(theirs) as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", terminal)
+        code = main(["rm", "toy", "--lake", str(lake)])
+    os.close(ours)
+    out, err = capsys.readouterr()
     assert "Remove run toy?" in err
-    assert (process.returncode, Lake.open(lake).runs()) == ((1, ["toy", "twin"]) if answer == "n" else (0, ["twin"]))
+    assert (code, Lake.open(lake).runs()) == ((1, ["toy", "twin"]) if answer == "n" else (0, ["twin"]))
     assert out.startswith("Removed run toy: 3 units") == (answer == "y")
 
 
-def test_a_run_with_a_living_driver_is_refused(lake):
+def test_a_run_with_a_living_driver_is_refused(lake, capsys):
     data = lake.parent / "d.jsonl"
     data.write_text("".join(json.dumps({"input_ids": [i % 50] * 20}) + "\n" for i in range(300)))
     arguments = ["extract", "toy_models:slow", data, "--lake", lake, "--run", "live", "--batch-tokens", 32]
@@ -138,9 +138,8 @@ def test_a_run_with_a_living_driver_is_refused(lake):
         for dry in (True, False):
             with pytest.raises(RunLockedError, match=f"process {driver.pid}"):
                 Lake.open(lake).remove("live", dry_run=dry)
-        refused = run_layerlake("rm", "live", "--lake", lake, "--yes")
-        assert refused.returncode == 1
-        assert f"process {driver.pid}" in refused.stderr
+        assert main(["rm", "live", "--lake", str(lake), "--yes"]) == 1
+        assert f"process {driver.pid}" in capsys.readouterr().err
         driver.send_signal(signal.SIGKILL)
         driver.wait()
         Lake.open(lake).remove("live")
@@ -200,17 +199,18 @@ KILLED = """
         return lambda: Lake.open(root).remove("toy")
 
     steps = [(os, "rename"), (os, "fsync"), (os, "link"), (os, "unlink"), (os, "rmdir"), (os, "replace")]
-    print(die_at_each_step(steps, prepare, 6))
+    print(die_at_each_step(steps, prepare, int(sys.argv[3])))
 """
 
 
-def test_killed_at_any_step_there_is_the_whole_run_or_none(whole, tmp_path):
-    code = [sys.executable, "-c", textwrap.dedent(KILLED), str(whole), str(tmp_path)]
+@pytest.mark.parametrize("stride", [12, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_any_step_there_is_the_whole_run_or_none(whole, tmp_path, stride):
+    code = [sys.executable, "-c", textwrap.dedent(KILLED), str(whole), str(tmp_path), str(stride)]
     done = subprocess.run(code, capture_output=True, text=True, env=environment(), timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     states = []
     for moment in range(int(done.stdout)):
-        root = tmp_path / f"lake{6 * moment}"
+        root = tmp_path / f"lake{stride * moment}"
         opened = Lake.open(root)
         assert others(root) == others(whole)
         if "toy" in opened.runs():
