@@ -20,6 +20,7 @@ from .durable import exclusive_lock, file_sha256, fsync_folder, publish, sealed_
 from .label_files import LabelSource, read_labels
 from .label_match import match_rows
 from .label_sets import (
+    LABELS_LOCK,
     LabelColumn,
     LabelSet,
     label_file,
@@ -165,7 +166,7 @@ def _publish(run: Run, name: str, table: pa.Table, lineage: dict[str, Any]) -> L
     sweep(folder)
     temporary = write_temporary(folder, name, data)
     try:
-        with exclusive_lock(run.folder / "labels.lock", "", wait=True):
+        with exclusive_lock(run.folder / LABELS_LOCK, "", wait=True):
             now = Run(run.root, run.name).record
             if (now.identity, now.created) != (run.record.identity, run.record.created):
                 raise RequestError(f"Run {run.name!r} became another run meanwhile. Check the labels and ask again.")

@@ -18,12 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import CorruptLakeError, LayerlakeError
-from .durable import file_sha256, read_sealed
+from .durable import file_sha256, is_locked, read_sealed
 from .layout import is_run_name
 from .parquet import read_table
 from .run import Run
 from .tokens import RESERVED_LABELS
 
+LABELS_LOCK = "labels.lock"
 _FILE = re.compile(r"(?P<name>.+)-(?P<version>\d{4,9})\.(?P<kind>parquet|json)")
 _TYPES = {"bool": pa.bool_(), "int64": pa.int64(), "double": pa.float64(), "string": pa.string(), "null": pa.null()}
 
@@ -179,7 +180,7 @@ def verify_labels(run: Run) -> Iterator[tuple[Path, str]]:
                 yield path, "does not belong to this run"
             continue
         name, version, kind = parts
-        if kind == "parquet" and version not in records.get(name, []):
+        if kind == "parquet" and version not in records.get(name, []) and not _is_being_added(run, path):
             completes = version == tables[name][-1] and version > max(records.get(name, [0]))
             help_ = "annotating again with the same file completes it" if completes else "remove it"
             yield path, f"is a remnant: it has no record {path.stem}.json ({help_})"
@@ -195,6 +196,11 @@ def verify_labels(run: Run) -> Iterator[tuple[Path, str]]:
             read_label_values(run, labels)
         except LayerlakeError as error:
             yield table, "is missing" if not table.exists() else str(error)
+
+
+def _is_being_added(run: Run, table: Path) -> bool:
+    """Tell whether a table without a record has one by now, or a living annotator, which holds the lock till then."""
+    return is_locked(run.folder / LABELS_LOCK) or table.with_suffix(".json").exists()
 
 
 def _files(run: Run) -> list[Path]:

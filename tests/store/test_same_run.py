@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -101,3 +102,19 @@ def test_a_worker_presumed_dead_writes_nothing_into_a_run_made_anew(tmp_path, co
         commit_unit(old, 0, tables[0], bits)
     assert new.committed() == set() and lake.verify() == []
     assert list(new.scratch.iterdir()) == []
+
+
+def test_labels_that_are_being_added_are_no_remnant_to_verify(tmp_path, monkeypatch):
+    make_run(tmp_path)
+    lake, publish_table, seen = Lake.open(tmp_path), annotate._publish_table, []
+
+    def look_after(*arguments: Any) -> int:
+        version = publish_table(*arguments)
+        seen.append((sorted(p.name for p in (tmp_path / "runs/toy/labels").glob("*.parquet")), lake.verify()))
+        return version
+
+    monkeypatch.setattr(annotate, "_publish_table", look_after)
+    lake.annotate("toy", pa.table({"row": [1], "label": [2]}), "some")
+    assert seen == [(["some-0001.parquet"], [])]
+    (tmp_path / "runs/toy/labels/some-0001.json").unlink()
+    assert any("is a remnant" in p.what for p in lake.verify())
