@@ -77,7 +77,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("bench-lakes"), help="where lakes are made, and removed")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     parser.add_argument("--only", action="append", help="a section: write, layers, read, growth, query, memory")
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="small arrays: to see that it works, not how fast")
     asked = parser.parse_args()
     asked.folder.mkdir(exist_ok=True)
