@@ -39,6 +39,8 @@ def run_codes(runs: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
         runs = runs.cast(pa.string()).dictionary_encode()
     coded = runs.unify_dictionaries().combine_chunks()
     names, codes = coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False)
+    if len(names) == 1 and len(codes):
+        return names, codes
     used = np.flatnonzero(np.bincount(codes, minlength=len(names)))
     if len(used) < len(names):  # an ENUM brings all its names along
         places = np.zeros(len(names), codes.dtype)

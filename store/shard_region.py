@@ -123,21 +123,21 @@ class ShardRegion:
     def gather(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Copy `rows`, int64 row numbers of the region within mapped shards, into `out`, (n, *trailing)."""
         n = len(rows)
-        if n >= _RUN_ROWS and _looks_consecutive(rows):
-            starts = np.flatnonzero(np.diff(rows) != 1) + 1
-            if (len(starts) + 1) * _RUN_ROWS <= n:
-                self._copy_runs([0, *starts.tolist()], [*starts.tolist(), n], rows, out)
-                return
         if n <= 2 * _LOOK_ROWS:
             self._rows.take(rows, axis=0, out=out, mode="clip")
-        else:
+        elif not (n <= rows[-1] - rows[0] + 1 < 2 * n and self._copy_runs(rows, out)):
             self._copy_scattered(rows, out)
 
-    def _copy_runs(self, starts: list[int], ends: list[int], rows: np.ndarray, out: np.ndarray) -> None:
-        """Copy runs of consecutive rows; when some come from the disk, the next ones are asked for meanwhile."""
-        groups = self._grouped(rows[starts].tolist(), starts, ends)
+    def _copy_runs(self, rows: np.ndarray, out: np.ndarray, *, cold: bool = False) -> bool:
+        """Copy runs of consecutive rows; when some come from the disk, the next ones are asked for meanwhile.
+
+        Does nothing, and says so, when the rows are not in runs.
+        """
+        starts = _run_starts(rows)
+        if starts is None:
+            return False
+        groups = self._grouped(rows[starts].tolist(), starts.tolist(), [*starts[1:].tolist(), len(rows)])
         faults, asked = _disk_faults(), 0
-        cold = False
         for i, group in enumerate(groups):
             if cold:
                 for row, first, last in itertools.chain.from_iterable(groups[max(asked, i) : i + 2]):
@@ -146,6 +146,7 @@ class ShardRegion:
             for row, first, last in group:
                 out[first:last] = self._rows[row : row + last - first]
             cold = cold or _disk_faults() > faults
+        return True
 
     def _grouped(self, rows: list[int], starts: list[int], ends: list[int]) -> list[list[tuple[int, int, int]]]:
         """Cut runs into pieces (row, first, last), and put pieces into groups of 16 MiB; the first group is small."""
@@ -177,6 +178,8 @@ class ShardRegion:
                 self._take(rows, out, first, look)
                 cold = _disk_faults() > faults
             last = min(look + (_BLOCK_ROWS if cold else 4 * _BLOCK_ROWS), n)
+            if cold and self._copy_runs(rows[look:], out[look:], cold=True):
+                return
             if cold:
                 for row in rows[look:last].tolist():
                     self._ask(row, 1)
@@ -198,7 +201,13 @@ def _disk_faults() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
-def _looks_consecutive(rows: np.ndarray) -> bool:
-    """Look at three pairs of neighbours; a wrong guess costs time only."""
-    middle = len(rows) // 2
-    return bool(rows[1] - rows[0] == 1 or rows[-1] - rows[-2] == 1 or rows[middle] - rows[middle - 1] == 1)
+def _run_starts(rows: np.ndarray) -> np.ndarray | None:
+    """Find where runs of consecutive rows start; None when there are hardly any."""
+    n = len(rows)
+    if n < _RUN_ROWS:
+        return None
+    middle = n // 2
+    if rows[1] - rows[0] != 1 and rows[-1] - rows[-2] != 1 and rows[middle] - rows[middle - 1] != 1:
+        return None  # what three neighbours look like is enough: it costs time only
+    starts = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)
+    return starts if len(starts) * _RUN_ROWS <= n else None

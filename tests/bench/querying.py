@@ -85,7 +85,8 @@ def measure(folder: Path, units: int, repeats: int) -> Iterator[Row]:
         }
         assert sorted(cases["layerlake"]()) == sorted(cases["plain DuckDB"]())
         times = interleaved(cases, repeats)
-        yield row("1 % filter to row ids", on, times, "layerlake", ["plain DuckDB"], 1 / 1.5)
+        target = 1 / 1.5 if units > 1000 else None  # with fewer tokens, what a query costs in itself counts
+        yield row("1 % filter to row ids", on, times, "layerlake", ["plain DuckDB"], target)
         yield row("1 % filter to a table", on, times, "layerlake sql", ["plain DuckDB"])
 
 
