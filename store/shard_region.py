@@ -122,22 +122,29 @@ class ShardRegion:
 
     def gather(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Copy `rows`, int64 row numbers of the region within mapped shards, into `out`, (n, *trailing)."""
-        n = len(rows)
-        if n <= 2 * _LOOK_ROWS:
+        if (starts := _run_starts(rows)) is not None:
+            self._copy_runs(starts, rows, out)
+        elif len(rows) <= 2 * _LOOK_ROWS:
             self._rows.take(rows, axis=0, out=out, mode="clip")
-        elif not (n <= rows[-1] - rows[0] + 1 < 2 * n and self._copy_runs(rows, out)):
+        else:
             self._copy_scattered(rows, out)
 
-    def _copy_runs(self, rows: np.ndarray, out: np.ndarray, *, cold: bool = False) -> bool:
-        """Copy runs of consecutive rows; when some come from the disk, the next ones are asked for meanwhile.
-
-        Does nothing, and says so, when the rows are not in runs.
-        """
-        starts = _run_starts(rows)
-        if starts is None:
-            return False
-        groups = self._grouped(rows[starts].tolist(), starts.tolist(), [*starts[1:].tolist(), len(rows)])
-        faults, asked = _disk_faults(), 0
+    def _copy_runs(self, starts: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+        """Copy runs of consecutive rows; when some come from the disk, the next ones are asked for meanwhile."""
+        begin, firsts, ends = rows[starts].tolist(), starts.tolist(), [*starts[1:].tolist(), len(rows)]
+        group_rows = max(1, _GROUP_BYTES // self._row_bytes)
+        room = max(1, _FIRST_BYTES // self._row_bytes)
+        faults, cold, done = _disk_faults(), False, 0
+        for row, first, last in zip(begin, firsts, ends, strict=True):
+            if cold or last - first > group_rows:
+                break
+            out[first:last] = self._rows[row : row + last - first]
+            done, room = done + 1, room - (last - first)
+            if room <= 0:
+                cold, room = _disk_faults() > faults, group_rows
+        if done == len(begin):
+            return
+        groups, asked = self._grouped(begin[done:], firsts[done:], ends[done:]), 0
         for i, group in enumerate(groups):
             if cold:
                 for row, first, last in itertools.chain.from_iterable(groups[max(asked, i) : i + 2]):
@@ -146,7 +153,6 @@ class ShardRegion:
             for row, first, last in group:
                 out[first:last] = self._rows[row : row + last - first]
             cold = cold or _disk_faults() > faults
-        return True
 
     def _grouped(self, rows: list[int], starts: list[int], ends: list[int]) -> list[list[tuple[int, int, int]]]:
         """Cut runs into pieces (row, first, last), and put pieces into groups of 16 MiB; the first group is small."""
@@ -178,8 +184,6 @@ class ShardRegion:
                 self._take(rows, out, first, look)
                 cold = _disk_faults() > faults
             last = min(look + (_BLOCK_ROWS if cold else 4 * _BLOCK_ROWS), n)
-            if cold and self._copy_runs(rows[look:], out[look:], cold=True):
-                return
             if cold:
                 for row in rows[look:last].tolist():
                     self._ask(row, 1)
