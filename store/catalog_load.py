@@ -239,16 +239,9 @@ def _add_units(connection: duckdb.DuckDBPyConnection, run: Run, units: list[int]
     _insert(connection, "units", pa.Table.from_pylist(rows))
     _insert(connection, "unit_stats", pa.Table.from_pylist(stats))
     # One insert for many units: row by row would take longer than the model.
-    tables = [_unit_tokens(run, r) for r in records]
+    tables = [run.unit_tokens(r["unit"], r) for r in records]
     tokens = pa.concat_tables(tables, promote_options="permissive")
     _insert_rows(connection, "tokens", run, with_labels(tokens, labels))
-
-
-def _unit_tokens(run: Run, record: dict[str, Any]) -> pa.Table:
-    path = run.tokens_path(record["unit"])
-    if file_sha256(path) != record["tokens"]["sha256"]:
-        raise CorruptLakeError(f"{path} holds other bytes than were written. Run `layerlake verify`.")
-    return read_table(path)
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:

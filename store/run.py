@@ -140,10 +140,13 @@ class Run:
         path = self.unit_path(unit)
         return check_unit_record(read_sealed(path), unit, self.record, path)
 
-    def unit_tokens(self, unit: int) -> pa.Table:
-        """Read the token table of a committed unit; `CorruptLakeError` when it is not the one that was committed."""
+    def unit_tokens(self, unit: int, record: dict[str, Any] | None = None) -> pa.Table:
+        """Read the token table of a committed unit; `CorruptLakeError` when it is not the one that was committed.
+
+        Whoever has read the unit's `record` already hands it over.
+        """
         path = self.tokens_path(unit)
-        if file_sha256(path) != self.unit_record(unit)["tokens"]["sha256"]:
+        if file_sha256(path) != (record or self.unit_record(unit))["tokens"]["sha256"]:
             raise CorruptLakeError(f"{path} holds other bytes than were written. Run `layerlake verify`.")
         return read_table(path)
 

@@ -54,6 +54,7 @@ def tree(root: Path) -> dict[str, str]:
 
 
 def contents(root: Path) -> dict[str, tuple[list[str], list[str]]]:
+    """Everything that a query can see: columns with types, and sorted rows, of every table and view."""
     with connect_catalog(root) as connection:
         found = {}
         for (name,) in connection.execute(

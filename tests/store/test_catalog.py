@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from labelling import contents
 from lakes import commit_unit, make_run
 from layerlake.errors import CorruptLakeError, LakeWarning
 from layerlake.store.catalog import catalog_file, connect_catalog, publish_catalog
@@ -27,19 +28,6 @@ from typer.testing import CliRunner
 
 LENGTHS = (5, 9, 3, 16, 7, 12, 1)
 TOKENS = sum(LENGTHS)
-
-
-def contents(root: Path) -> dict[str, tuple[list[str], list[str]]]:
-    """Everything that a query can see: columns with types, and sorted rows, of every table and view."""
-    with connect_catalog(root) as connection:
-        found = {}
-        for (name,) in connection.execute(
-            "SELECT table_name FROM duckdb_tables() WHERE database_name = 'lake' UNION "
-            "SELECT view_name FROM duckdb_views() WHERE database_name = 'lake' AND NOT internal"
-        ).fetchall():
-            columns = [f"{c[0]} {c[1]}" for c in connection.execute(f"DESCRIBE {name}").fetchall()]
-            found[name] = (columns, sorted(map(repr, connection.execute(f"FROM {name}").fetchall())))
-    return found
 
 
 def check_same_as_rebuilt(root: Path) -> None:
