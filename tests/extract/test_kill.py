@@ -90,7 +90,8 @@ def test_S06_the_driver_killed_at_random_moments(data, undisturbed, tmp_path, se
     for _ in range(30):
         with started(*arguments(data, lake)) as process:
             assert wait_until(lambda p=process: at_work(lake, p.pid) or p.poll() is not None, 30)
-            if wait_until(lambda: process.poll() is not None, moments.uniform(0.0, 2.0)):
+            longest = 2.0 if killed else 0.3  # on a fast machine the whole run may take less than two seconds
+            if wait_until(lambda: process.poll() is not None, moments.uniform(0.0, longest)):
                 assert process.returncode == 0, process.stderr.read()
                 break
             os.kill(process.pid, signal.SIGKILL)
