@@ -11,6 +11,7 @@
         ├── CorruptLakeError                 what is stored is not what was written
         ├── RunLockedError                   another driver works on the run
         ├── ModelError                       the model does not load or does not run
+        │   └── ForwardError                   a forward of the model raised an error of its own
         ├── MissingExtraError (ImportError)  an optional dependency is not installed
         └── JobError                         work items failed for good; ``failures`` names them
 
@@ -85,6 +86,10 @@ class RunLockedError(WorldError):
 
 class ModelError(WorldError):
     """The model does not load, or does not run as it must."""
+
+
+class ForwardError(ModelError):
+    """A forward of the model raised an error of its own, whose text this one carries."""
 
 
 class MissingExtraError(WorldError, ImportError):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from ..errors import LayerlakeError, ModelError
+from ..errors import ForwardError, ModelError
 from .batch import Batch, Padding, plan_batches, split_sequences
 from .hooks import SitePoint
 from .loaded_model import LoadedModel
@@ -44,9 +45,7 @@ def check_batches(
         found, _ = model.run(together, points)
         alone = {i: _alone(model, points, batch[i]) for i in {len(batch) - 1, 0}}
         again = _alone(model, points, batch[-1])
-    except LayerlakeError:
-        raise
-    except Exception:  # noqa: BLE001 - a model may raise anything
+    except ForwardError:
         return
     for name in (p.name for p in points):
         if _far(again[name][0], alone[len(batch) - 1][name][0]):
@@ -84,19 +83,26 @@ def _alone(model: LoadedModel, points: Sequence[SitePoint], ids: np.ndarray) -> 
     return model.run(Batch.of([ids], "none", model.device), points)[0]
 
 
-def _far(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Tell whether any row of `found`, (time, ...), is farther from `expected` than its dtype's tolerance.
+def row_distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Give the largest distance of a row of `found`, (time, ...), from `expected`, as a share of the row's own norm.
 
-    A row's distance is a share of its own norm, so that one row of huge values, as many models have at the first
-    token, does not hide the others. Values that are not finite must be so in both.
+    So one row of huge values, as many models have at the first token, does not hide the others. A row smaller than a
+    thousandth of the rows' mean counts as that large: a row of zeros has no share of itself. Infinite when not the
+    same values are finite.
     """
     a, b = (x.reshape(len(x), -1).double() for x in (found, expected))
     if not torch.equal(a.isfinite(), b.isfinite()):
-        return True
+        return math.inf
     a, b = a.nan_to_num(0, 0, 0), b.nan_to_num(0, 0, 0)
     norms = b.norm(dim=1)
-    floor = 1e-3 * norms.square().mean().sqrt()  # a row of zeros has no share of itself
-    return bool(((a - b).norm(dim=1) > TOLERANCES.get(found.dtype, 1e-3) * torch.maximum(norms, floor)).any())
+    floor = 1e-3 * norms.square().mean().sqrt()
+    apart = (a - b).norm(dim=1)
+    return float((apart / torch.maximum(norms, floor).clamp_min(torch.finfo(torch.double).tiny)).max())
+
+
+def _far(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Tell whether any row of `found` is farther from `expected` than its dtype's tolerance."""
+    return row_distance(found, expected) > TOLERANCES.get(found.dtype, 1e-3)
 
 
 def _shown(ids: np.ndarray) -> str:

@@ -74,6 +74,7 @@ def extract(
     revision: str | None = None,
     model_dtype: str = "auto",
     trust_remote_code: bool = False,
+    attention: str = "auto",
     padding: str | None = None,
     batch_tokens: int = 4096,
     unit_rows: int | None = None,
@@ -93,8 +94,9 @@ def extract(
     file, or a folder or glob of source files. `sites` and `layers` choose arrays (layers: all). `dtype` is the stored
     dtype (default: each site's own, which loses nothing). `codec` is ``none``, raw rows, or ``archive``, compressed
     without loss, which tensorstore reads. `window` splits documents at lines into sequences of at most so many tokens.
-    `labels` name labelers, as ``code-depth`` or ``column=package.module:function``. `padding` is ``right``, ``left``
-    or ``none`` (default: the first that the model is known to be unmoved by). `threads` are compute threads a worker.
+    `labels` name labelers, as ``code-depth`` or ``column=package.module:function``. `attention` is the implementation
+    that transformers shall take (sdpa, eager, ...). `padding` is ``right``, ``left`` or ``none`` (default: the first
+    that the model is known to be unmoved by). `threads` are compute threads a worker.
     """
     started = time.perf_counter()
     if not isinstance(model, str) or not isinstance(data, (str, os.PathLike)):
@@ -120,7 +122,7 @@ def extract(
     documents = read_documents(
         data, text_column=text_column, label_columns=tuple(label_columns), split_column=split_column
     )
-    source = ModelSource(model, revision, model_dtype, trust_remote_code)
+    source = ModelSource(model, revision, model_dtype, trust_remote_code, attention)
     with _torch_threads(threads):
         loaded = load_model(source, device=device)
     sequences, warnings = make_sequences(
@@ -170,7 +172,9 @@ def extract(
         target.record.check_same(record)
     if target is None or len(target.committed()) < record.units:
         with _torch_threads(threads):
-            check_batches(loaded, [loaded.point(a.site, a.layer) for a in arrays], plan.units, batch_tokens, side)
+            check_batches(
+                loaded, loaded.settled([loaded.place(a.site, a.layer) for a in arrays]), plan.units, batch_tokens, side
+            )
     del loaded
     with contextlib.ExitStack() as stack:
         stack.enter_context(chosen)

@@ -32,6 +32,12 @@ def weights_fingerprint(model: torch.nn.Module) -> str:
     return total.hexdigest()
 
 
+def dtype_of(module: torch.nn.Module) -> str:
+    """Name the dtypes of a model's parameters, in the order in which they are met."""
+    kinds = dict.fromkeys(str(p.dtype).removeprefix("torch.") for p in module.parameters())
+    return ", ".join(kinds) or "none"
+
+
 def tokenizer_hash(tokenizer: Any) -> str | None:
     """Hash the rules of a fast tokenizer, vocabulary and post-processing included; None when there is none.
 

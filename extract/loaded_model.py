@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import ModelError, RequestError, UnknownNameError
+from ..errors import ForwardError, LayerlakeError, ModelError, RequestError, UnknownNameError
 from .batch import Batch
+from .failure import one_line, where_it_failed
 from .hooks import Edit, SiteHooks, SitePoint
+from .trial import settle
+
+if TYPE_CHECKING:
+    from .architectures import Architecture
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_INPUT = ":in"
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,8 @@ class ModelSource:
     dtype: str = "auto"
     """The dtype of the weights in memory; ``auto`` keeps the checkpoint's."""
     trust_remote_code: bool = False
+    attention: str = "auto"
+    """The attention implementation of transformers (sdpa, eager, ...); ``auto`` is what transformers takes."""
 
     @property
     def title(self) -> str:
@@ -52,8 +61,10 @@ class LoadedModel:
 
     source: ModelSource
     module: torch.nn.Module
-    forward: Callable[[Batch], Any]
+    forward: Callable[[Batch, bool], Any]
+    """Runs a batch; with True the whole model, else only what lies before its head."""
     points: list[SitePoint]
+    """All sites, in the order in which the model computes them; those in `shapes` were seen in a trial forward."""
     padding: tuple[str, ...]
     tokenizer: Any
     vocab_size: int | None
@@ -61,37 +72,84 @@ class LoadedModel:
     identity: dict[str, Any]
     """What can change a value: kind, revision, hashes of config, code, tokenizer and weights, dtype, attention."""
     device: str = "cpu"
+    prefix: str = ""
+    """The path of the headless model inside the whole one; empty where there is no head."""
+    architecture: Architecture | None = None
+    """What is known of a Hugging Face model; None for a function's."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """The trailing shape of each point, by name, as a trial forward gave it."""
+    """The trailing shape of each settled point, by name."""
     dtypes: dict[str, str] = field(default_factory=dict)
-    """The dtype of each point, by name, as a trial forward gave it."""
+    """The dtype of each settled point, by name."""
 
-    def point(self, site: str, layer: int | None) -> SitePoint:
-        """Find a point by site and layer; the error lists what the model has."""
+    def place(self, site: str, layer: int | None) -> SitePoint:
+        """Find a point by site, or by a module's path, and layer; the error lists what the model has.
+
+        A point found by its module's path is not among `points` until it is settled.
+        """
         of_site = [p for p in self.points if p.site == site]
         if not of_site:
-            raise UnknownNameError.of("site", site, dict.fromkeys(p.site for p in self.points), " in this model")
+            return self._module(site)
         for point in of_site:
             if point.layer == layer:
                 return point
         raise UnknownNameError.of("layer", layer, [p.layer for p in of_site], f" of site {site!r}")
 
+    def point(self, site: str, layer: int | None) -> SitePoint:
+        """Find a point and settle it: its axes, shape and dtype are known then."""
+        return self.settled([self.place(site, layer)])[0]
+
+    def settled(self, points: Sequence[SitePoint]) -> list[SitePoint]:
+        """Settle points by trial forwards where that was not done yet, and give them with their axes in order."""
+        known = {p.name: p for p in self.points}
+        if new := [p for p in points if p.name not in self.shapes]:
+            for point in settle(self, new):
+                if point.name not in known:
+                    self.points.append(point)
+                known[point.name] = point
+            self.points = [known[p.name] for p in self.points]
+        return [known[p.name] for p in points]
+
+    def _module(self, name: str) -> SitePoint:
+        path = name.removesuffix(_INPUT)
+        paths = [n for n, _ in self.module.named_modules(remove_duplicate=False) if n]
+        for full in (path, f"{self.prefix}.{path}"):
+            if full in paths:
+                return SitePoint(name, None, full, side="input" if name.endswith(_INPUT) else "output")
+        sites = dict.fromkeys(p.site for p in self.points if "." not in p.site)
+        near = difflib.get_close_matches(path, [*sites, *paths], n=3)
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise UnknownNameError(
+            f"There is no site {name!r} in this model.{hint} Known: {', '.join(sites)}; and the path of any module, "
+            "for what it returns."
+        )
+
     def run(
-        self, batch: Batch, points: Sequence[SitePoint], edits: Mapping[str, Edit] | None = None
+        self, batch: Batch, points: Sequence[SitePoint], edits: Mapping[str, Edit] | None = None, *, whole: bool = False
     ) -> tuple[dict[str, torch.Tensor], Any]:
         """Run one forward without gradients; returns the values at `points`, (batch, time, ...), and the output.
 
         `edits` maps a point's name to a function of its value; it is an error when an edited point is not among
-        `points`, or is never reached.
+        `points`, or is never reached. The output is the last hidden state, or with `whole`, or a point behind it, that
+        of the model's head. `ForwardError` says in which module the model failed, and keeps its text.
         """
         if stray := set(edits or {}) - {p.name for p in points}:
             raise RequestError(f"An edit names {sorted(stray)}, which are not among the points that are run.")
-        hooks = SiteHooks(self.module, points, edits)
-        with hooks, torch.inference_mode():
-            output = self.forward(batch)
+        whole = whole or any(not self._before_head(p) for p in points)
+        shape = (batch.input_ids.shape[0], batch.input_ids.shape[1])
+        hooks = SiteHooks(self.module, points, edits, shape)
+        try:
+            with hooks, torch.inference_mode():
+                output = self.forward(batch, whole)
+        except LayerlakeError:
+            raise
+        except Exception as error:
+            raise ForwardError(
+                f"{self.source.title} failed{where_it_failed(error, self)} on {len(batch.lengths)} sequences of up to "
+                f"{shape[1]} tokens with {type(error).__name__}: {one_line(error)}"
+            ) from error
         hooks.check()
         for name, value in hooks.values.items():
-            expected = (*batch.input_ids.shape, *self.shapes.get(name, ()))
+            expected = (*shape, *self.shapes.get(name, ()))
             if name in self.shapes and tuple(value.shape) != expected:
                 raise ModelError(
                     f"Site {name} has the shape {tuple(value.shape)} for {len(batch.lengths)} sequences of "
@@ -99,3 +157,6 @@ class LoadedModel:
                     "belongs to is not clear."
                 )
         return hooks.values, output
+
+    def _before_head(self, point: SitePoint) -> bool:
+        return not self.prefix or point.module == self.prefix or point.module.startswith(f"{self.prefix}.")

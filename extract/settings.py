@@ -16,7 +16,9 @@ from ..errors import RequestError
 from ..store.dtypes import stored_dtype
 from ..store.run import ArraySpec, RunRecord
 from .batch import Padding
+from .hooks import SitePoint
 from .loaded_model import LoadedModel, ModelSource
+from .sites import parse_site
 
 _MAMBA_KERNELS = ("mamba-ssm", "causal-conv1d", "kernels", "mambapy")
 
@@ -38,18 +40,23 @@ def choose_arrays(
 
     `UnknownNameError` lists the sites or layers that the model has. Without `dtype` each keeps its own.
     """
-    points = []
-    for site in dict.fromkeys(sites):
+    points: list[SitePoint] = []
+    for name in dict.fromkeys(sites):
+        site, own = parse_site(name)
         of_site = [p for p in model.points if p.site == site]
-        if of_site and of_site[0].layer is None:
-            points.append(of_site[0])
-        elif layers is None and of_site:
+        if own is not None:
+            points.append(model.place(site, own))
+        elif not of_site or of_site[0].layer is None:
+            points.append(model.place(site, None))
+        elif layers is None:
             points += of_site
         else:
-            points += [model.point(site, layer) for layer in dict.fromkeys(layers or (None,))]
+            points += [model.place(site, layer) for layer in dict.fromkeys(layers)]
     if not points:
         raise RequestError("Name at least one site to extract.")
-    points.sort(key=model.points.index)  # the order in which they were asked for says nothing
+    points = model.settled(list({p.name: p for p in points}.values()))
+    order = [p.name for p in model.points]
+    points.sort(key=lambda p: order.index(p.name))  # the order in which they were asked for says nothing
     return tuple(
         ArraySpec(p.site, p.layer, stored_dtype(dtype or model.dtypes[p.name]).name, model.shapes[p.name], codec)
         for p in points

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ..errors import ModelError, UnknownNameError
+from ..errors import ModelError, RequestError, UnknownNameError
 from .batch import Batch
+from .derived import gates_output, lstm_cell, lstm_output, rnn_gates
 from .hooks import SitePoint
 from .rnn import take_apart
 
@@ -27,6 +28,9 @@ class TorchModel:
     - `embed` and `blocks` are module paths; layer i is the output of `blocks[i]`, (batch, time, ...) or
       (time, batch, ...): which of the two is found out by a trial forward, not assumed. Blocks stand in the order
       in which they run.
+    - `sites` names more places: a site of the vocabulary, or a name of your own, to a module path, with ``{}`` for the
+      layer: ``{"mlp_out": "blocks.{}.mlp", "keys": "blocks.{}.attn.key"}``. What a module returns is the value; for
+      what enters it, write the path with ``:in``. Layers that lack the module lack the site.
     - `padding` lists the sides ("right", "left") on which padding leaves real tokens unchanged. Left empty, only
       sequences of equal length share a batch, which is right for every model.
     - `vocab_size` bounds the ids; default: the rows of the embedding table. `max_length` bounds a sequence.
@@ -37,6 +41,7 @@ class TorchModel:
     call: Call | None = None
     embed: str | None = None
     blocks: tuple[str, ...] | None = None
+    sites: Mapping[str, str] = field(default_factory=dict)
     padding: tuple[str, ...] = ()
     vocab_size: int | None = None
     max_length: int | None = None
@@ -46,7 +51,10 @@ class TorchModel:
         self.module = take_apart(self.module)
 
     def points(self) -> list[SitePoint]:
-        """Find the sites `embed` and `resid_post`; an error says what to declare when that is not clear."""
+        """Find `embed`, `resid_post` and the declared sites; an error says what to declare when that is not clear.
+
+        Recurrent layers of torch's own, in one direction, have `hidden`, `gates` and (LSTM) `cell` too.
+        """
         names = dict(self.module.named_modules(remove_duplicate=False))
         once = dict(self.module.named_modules())
         embed = self.embed
@@ -77,10 +85,18 @@ class TorchModel:
         for path in (embed, *blocks):
             if path not in names:
                 raise UnknownNameError.of("module", path, [n for n in names if n], " in the model")
-        return [
-            SitePoint("embed", None, embed),
-            *(SitePoint("resid_post", i, b) for i, b in enumerate(blocks)),
-        ]
+        points = [SitePoint("embed", None, embed)]
+        points += [p for site, path in self.sites.items() if "{}" not in path for p in _named(site, None, path, names)]
+        for layer, block in enumerate(blocks):
+            for site, path in self.sites.items():
+                if "{}" in path:
+                    points += _named(site, layer, path.format(layer), names)
+            points += _recurrent(once.get(block), layer, block)
+            points.append(SitePoint("resid_post", layer, block))
+        for site, path in self.sites.items():
+            if not any(p.site == site for p in points):
+                raise UnknownNameError.of("module", path, [n for n in names if n], f" in the model, for site {site!r}")
+        return points
 
     def table_size(self) -> int | None:
         """Give the number of ids the model knows, where that can be told."""
@@ -96,3 +112,24 @@ class TorchModel:
     def forward(self, batch: Batch) -> Any:
         """Run one forward."""
         return self.call(self.module, batch) if self.call else self.module(batch.input_ids)
+
+
+def _named(site: str, layer: int | None, path: str, modules: Mapping[str, torch.nn.Module]) -> list[SitePoint]:
+    if site in ("embed", "resid_post"):
+        raise RequestError(f"`sites` names {site!r}, which `embed` and `blocks` say already. Leave it out there.")
+    module = path.removesuffix(":in")
+    if module not in modules:
+        return []
+    return [SitePoint(site, layer, module, side="input" if path.endswith(":in") else "output")]
+
+
+def _recurrent(block: torch.nn.Module | None, layer: int, path: str) -> list[SitePoint]:
+    """Give the sites inside a recurrent layer whose steps can be followed: torch's own, one direction, unprojected."""
+    if type(block) not in (torch.nn.LSTM, torch.nn.GRU) or not isinstance(block, torch.nn.RNNBase):
+        return []
+    if block.bidirectional or block.num_layers > 1 or block.proj_size or block._forward_hooks:
+        return []
+    points = [SitePoint("gates", layer, path, derive=rnn_gates, gives_back=gates_output)]
+    if block.mode == "LSTM":
+        points.append(SitePoint("cell", layer, path, derive=lstm_cell, gives_back=lstm_output))
+    return [*points, SitePoint("hidden", layer, path)]

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import LayerlakeError, ModelError
+from ..errors import ModelError
 from .batch import Batch
+from .hooks import SitePoint
 
 if TYPE_CHECKING:
     from .loaded_model import LoadedModel
 
 
-def settle_points(model: LoadedModel) -> None:
+def settle(model: LoadedModel, points: Sequence[SitePoint]) -> list[SitePoint]:
     """Run two small forwards of unlike shapes; settles the axes, shape and dtype of every point by looking.
 
-    A module that never runs is an error naming it, and so are sites that do not run in the order of their layers.
+    A module that never runs is an error naming it, and so are blocks that do not run in the order of their layers.
     The batch is never as large as the time here, which leaves no doubt which axis of an output is which, also where
     real batches happen to be square.
     """
+    shapes, dtypes = {}, {}
     for batch_size, time in ((4, 3), (7, 5)):
         length = min(time, model.max_length or time)
         batch = Batch.of([np.zeros(length, np.int64)] * batch_size, "none", model.device)
-        try:
-            values, _ = model.run(batch, model.points)
-        except LayerlakeError:
-            raise
-        except Exception as error:
-            raise ModelError(
-                f"{model.source.name} fails on {batch_size} sequences of {length} tokens with "
-                f"{type(error).__name__}: {one_line(error)}"
-            ) from error
-        _check_order(model, list(values))
+        values, _ = model.run(batch, points)
+        _check_order(points, list(values))
         settled = []
-        for point in model.points:
+        for point in points:
             value = values[point.name]
             seen = tuple(value.shape[:2])
             if value.ndim < 3 or seen not in ((batch_size, length), (length, batch_size)):
@@ -45,22 +40,21 @@ def settle_points(model: LoadedModel) -> None:
                 )
             swapped = seen == (length, batch_size)
             settled.append(replace(point, time_first=True) if swapped else point)
-            model.shapes[point.name] = tuple(value.shape[2:])
-            model.dtypes[point.name] = str(value.dtype).removeprefix("torch.")
-        model.points = settled
+            shapes[point.name] = tuple(value.shape[2:])
+            dtypes[point.name] = str(value.dtype).removeprefix("torch.")
+        points = settled
+    model.shapes |= shapes
+    model.dtypes |= dtypes
+    return list(points)
 
 
-def one_line(error: BaseException) -> str:
-    """Give an error's text on one line of bearable length."""
-    return " ".join(str(error).split())[:400] or type(error).__name__
-
-
-def _check_order(model: LoadedModel, ran: list[str]) -> None:
-    """Refuse points that run in another order than theirs: layer i would not be block i."""
-    modules = {p.name: p.module for p in model.points}
-    if ran != list(modules):
+def _check_order(points: Sequence[SitePoint], ran: list[str]) -> None:
+    """Refuse blocks that run in another order than theirs: layer i would not be block i."""
+    modules = {p.name: p.module for p in points if p.site in ("embed", "resid_post")}
+    order = [n for n in ran if n in modules]
+    if order != list(modules):
         raise ModelError(
             f"The modules {', '.join(map(repr, modules.values()))} run in the order "
-            f"{', '.join(repr(modules[n]) for n in ran)}, and layers are counted as the model computes them. "
+            f"{', '.join(repr(modules[n]) for n in order)}, and layers are counted as the model computes them. "
             "Return a TorchModel that names embed and blocks in the order in which they run."
         )

@@ -40,7 +40,9 @@ class ExtractWorker:
             )
         self.padding: Padding = settings["padding"]
         self.batch_tokens: int = settings["batch_tokens"]
-        self.points = [(a, self.model.point(a.site, a.layer)) for a in self.run_.record.arrays]
+        arrays = self.run_.record.arrays
+        points = self.model.settled([self.model.place(a.site, a.layer) for a in arrays])
+        self.points = list(zip(arrays, points, strict=True))
 
     def run(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Extract and commit the unit `payload["unit"]`; returns what the driver shows, not the activations."""

@@ -13,27 +13,116 @@ from torch import nn
 
 VOCABULARY = 50
 FAMILIES = ("bert", "gpt2", "mamba")
+REGISTERED = (
+    *FAMILIES,
+    "bloom",
+    "gemma2",
+    "gemma3_text",
+    "gpt_neox",
+    "jamba",
+    "llama",
+    "mamba2",
+    "mistral",
+    "opt",
+    "qwen2",
+    "qwen3",
+)
 
 
-def save_model(folder: Path, family: str, *, dtype: torch.dtype = torch.float32, layers: int = 3) -> Path:
+def save_model(
+    folder: Path, family: str, *, dtype: torch.dtype = torch.float32, layers: int = 3, **options: Any
+) -> Path:
     """Save a small random model of a family in Hugging Face form; the same weights each time."""
+    model = make_model(family, layers=layers, **options)
+    model.to(dtype).save_pretrained(folder)
+    return folder
+
+
+def make_model(family: str, *, layers: int = 3, **options: Any) -> Any:
+    """Make a small random model of a family from its real configuration and code; norms and biases are random too."""
     import transformers
 
     common: dict[str, Any] = {"vocab_size": VOCABULARY, "initializer_range": 0.1}
+    llama = common | {
+        "hidden_size": 32,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+    }
+    gemma = llama | {"head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 8}
+    mamba2 = {"num_heads": 8, "head_dim": 8, "expand": 2, "n_groups": 2, "state_size": 4, "chunk_size": 8}
+    settings: dict[str, tuple[str, str, dict[str, Any]]] = {
+        "bert": (
+            "BertConfig",
+            "BertModel",
+            common
+            | {"hidden_size": 32, "num_hidden_layers": layers, "num_attention_heads": 4, "intermediate_size": 48},
+        ),
+        "gpt2": (
+            "GPT2Config",
+            "GPT2LMHeadModel",
+            common | {"n_embd": 32, "n_layer": layers, "n_head": 4, "n_positions": 64},
+        ),
+        "mamba": (
+            "MambaConfig",
+            "MambaForCausalLM",
+            common | {"hidden_size": 32, "num_hidden_layers": layers, "state_size": 4},
+        ),
+        "mamba2": (
+            "Mamba2Config",
+            "Mamba2ForCausalLM",
+            common | {"hidden_size": 32, "num_hidden_layers": layers} | mamba2,
+        ),
+        "gpt_neox": (
+            "GPTNeoXConfig",
+            "GPTNeoXForCausalLM",
+            {k: v for k, v in llama.items() if k != "num_key_value_heads"},
+        ),
+        "llama": ("LlamaConfig", "LlamaForCausalLM", llama),
+        "mistral": ("MistralConfig", "MistralForCausalLM", llama | {"sliding_window": 8}),
+        "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", llama),
+        "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", llama | {"head_dim": 8}),
+        "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", gemma | {"final_logit_softcapping": 5.0}),
+        "gemma3_text": ("Gemma3TextConfig", "Gemma3ForCausalLM", gemma),
+        "opt": (
+            "OPTConfig",
+            "OPTForCausalLM",
+            {k: v for k, v in llama.items() if k not in ("num_key_value_heads", "intermediate_size")}
+            | {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.1},
+        ),
+        "bloom": ("BloomConfig", "BloomForCausalLM", common | {"hidden_size": 32, "n_layer": layers, "n_head": 4}),
+        "jamba": (
+            "JambaConfig",
+            "JambaForCausalLM",
+            llama
+            | {
+                "num_hidden_layers": max(layers, 4),
+                "attn_layer_period": 2,
+                "attn_layer_offset": 1,
+                "expert_layer_period": 2,
+                "expert_layer_offset": 1,
+                "num_experts": 4,
+                "mamba_d_state": 4,
+                "mamba_dt_rank": 4,
+            },
+        ),
+        # registered nowhere: found by their structure
+        "phi": ("PhiConfig", "PhiForCausalLM", {k: v for k, v in llama.items() if k != "num_key_value_heads"}),
+        "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", llama),
+        "cohere": ("CohereConfig", "CohereForCausalLM", llama | {"logit_scale": 0.25}),
+    }
+    config_name, model_name, given = settings[family]
+    config = getattr(transformers, config_name)(**(given | options))
     torch.manual_seed(7)
-    if family == "bert":
-        config = transformers.BertConfig(
-            hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=48, **common
-        )
-        model = transformers.BertModel(config)
-    elif family == "gpt2":
-        config = transformers.GPT2Config(n_embd=32, n_layer=layers, n_head=4, n_positions=64, **common)
-        model = transformers.GPT2LMHeadModel(config)
-    else:
-        config = transformers.MambaConfig(hidden_size=32, num_hidden_layers=layers, state_size=4, **common)
-        model = transformers.MambaForCausalLM(config)
-    model.to(dtype).save_pretrained(folder)
-    return folder
+    model = getattr(transformers, model_name)(config)
+    generator = torch.Generator().manual_seed(8)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1 and not name.endswith(("A_log", "dt_bias", ".D", "dt_proj.bias")):
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
 
 
 class TorchLSTM(nn.Module):

@@ -63,7 +63,7 @@ def test_U03_the_stored_ids_are_those_the_embedding_got(tmp_path, monkeypatch):
     monkeypatch.setattr(toy_models, "tuples", spy)
     extract("toy_models:tuples", ids_file(tmp_path / "d.jsonl"), tmp_path / "lake", run="r")
     stored = Lake.open(tmp_path / "lake").sql("SELECT list(token_id ORDER BY pos) AS ids FROM tokens GROUP BY seq")
-    assert {tuple(i) for i in stored["ids"].to_pylist()} == {tuple(i) for i in seen if any(i)}  # trials run on zeros
+    assert {tuple(i) for i in stored["ids"].to_pylist()} <= {tuple(i) for i in seen}  # it also saw the trials
 
 
 def test_the_package_can_be_called_whatever_was_imported_before(tmp_path):
@@ -184,7 +184,7 @@ def test_wrong_requests_leave_no_lake(tmp_path):
         (("toy_models:lstm_bidirectional", good), {"padding": "right"}, RequestError, "right"),
         ((str(tmp_path / "not_a_model"), good), {}, RequestError, r"config\.json"),
         ((str(broken), good), {}, ModelError, "broken"),
-        ((str(other), good), {}, UnknownNameError, "t5.*bert, gpt2, mamba"),
+        ((str(other), good), {}, ModelError, "encoder-decoder"),
         (("toy_models:nothing", good), {}, RequestError, "nothing"),
         (("no_such_module:f", good), {}, RequestError, "no_such_module"),
         (("toy_models.lstm", good), {}, RequestError, "write toy_models:lstm"),

@@ -174,14 +174,24 @@ def test_I01_stored_values_patched_back_change_nothing(tmp_path, family, dtype):
     """Exactly nothing: each sequence ran as a batch of its own, so a fresh forward has the same shape."""
     name = model_name(tmp_path, family, getattr(torch, dtype) if family in FAMILIES else torch.float32)
     ids = sequences()
-    extract(name, write_ids(tmp_path / "i.jsonl", ids), tmp_path / "lake", run="r", dtype=dtype, batch_tokens=1)
     model = load_model(ModelSource(name))
+    points = [p for p in model.points if p.editable]
+    extract(
+        name,
+        write_ids(tmp_path / "i.jsonl", ids),
+        tmp_path / "lake",
+        run="r",
+        dtype=dtype,
+        batch_tokens=1,
+        sites=list(dict.fromkeys(p.site for p in points)),
+    )
+    points = model.settled(points)
     lake = Lake.open(tmp_path / "lake")
 
     def output(n: int, edits=None) -> torch.Tensor:
         batch = Batch.of([np.array(ids[n])], "none")
-        out = model.run(batch, model.points, edits)[1]
-        return out.last_hidden_state if hasattr(out, "last_hidden_state") else out
+        out = model.run(batch, points, edits)[1]
+        return next((getattr(out, k) for k in ("logits", "last_hidden_state") if hasattr(out, k)), out)
 
     def rounded(x: torch.Tensor) -> torch.Tensor:
         return x.to(getattr(torch, dtype)).to(x.dtype)
@@ -190,7 +200,7 @@ def test_I01_stored_values_patched_back_change_nothing(tmp_path, family, dtype):
         sel = lake.select(
             f"SELECT run, row FROM tokens JOIN sequences USING (run, seq) WHERE document LIKE '%:{n + 1}' ORDER BY pos"
         )
-        for point in model.points:
+        for point in points:
             kept = sel.tensor(point.layer, point.site)
             plain = output(n, {point.name: rounded})
             patched = output(n, {point.name: lambda x, k=kept: k.to(x.dtype)[None]})
