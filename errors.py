@@ -11,7 +11,8 @@
         ├── CorruptLakeError                 what is stored is not what was written
         ├── RunLockedError                   another driver works on the run
         ├── ModelError                       the model does not load or does not run
-        │   └── ForwardError                   a forward of the model raised an error of its own
+        │   ├── ForwardError                   a forward of the model raised an error of its own
+        │   └── ReplayError                    what was to be stored is not what the model gives a sequence alone
         ├── MissingExtraError (ImportError)  an optional dependency is not installed
         └── JobError                         work items failed for good; ``failures`` names them
 
@@ -90,6 +91,10 @@ class ModelError(WorldError):
 
 class ForwardError(ModelError):
     """A forward of the model raised an error of its own, whose text this one carries."""
+
+
+class ReplayError(ModelError):
+    """What was to be stored, or is stored, is not what the model gives a sequence that runs alone."""
 
 
 class MissingExtraError(WorldError, ImportError):

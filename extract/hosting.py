@@ -47,7 +47,7 @@ class Failure:
             text = f"(its text could not be made: {type(second).__name__})"
             trace = "".join(traceback.format_tb(error.__traceback__))
         is_ours = getattr(errors, kind.__name__, None) is kind
-        final = final or isinstance(error, errors.RequestError)
+        final = final or isinstance(error, (errors.RequestError, errors.ReplayError))
         return cls(kind.__name__, text, trace, final, kind.__name__ if is_ours else "")
 
     def exception(self, message: str) -> errors.LayerlakeError:

@@ -34,7 +34,8 @@ class PlainForward:
     def value(self, model: LoadedModel, point: SitePoint) -> torch.Tensor:
         """Give the value at a point, (length, ...)."""
         if point.derive is not None:
-            value = point.derive(model.module.get_submodule(point.module), self.calls[point.module])
+            with torch.inference_mode():
+                value = point.derive(model.module.get_submodule(point.module), self.calls[point.module])
         else:
             value = (self.inputs if point.side == "input" else self.outputs)[point.module]
         # One sequence: in whichever order the two leading axes are, one of them has length one.

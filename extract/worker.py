@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import ModelError, RequestError, WorldError
+from ..errors import ForwardError, ModelError, RequestError, WorldError
 from ..store.run import ArraySpec, Run
 from ..store.unit import UnitWriter
 from .batch import Batch, Padding, plan_batches, split_sequences
 from .hooks import SitePoint
 from .loaded_model import ModelSource
 from .models import load_model
+from .replay_check import ReplayCheck
 from .settings import other_compute, other_model
 
 
@@ -43,6 +44,7 @@ class ExtractWorker:
         arrays = self.run_.record.arrays
         points = self.model.settled([self.model.place(a.site, a.layer) for a in arrays])
         self.points = list(zip(arrays, points, strict=True))
+        self.replay = ReplayCheck(self.run_, self.model, self.points)
 
     def run(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Extract and commit the unit `payload["unit"]`; returns what the driver shows, not the activations."""
@@ -52,16 +54,24 @@ class ExtractWorker:
         sequences = split_sequences(tokens)
         lengths = [len(s) for s in sequences]
         first = np.cumsum([0, *lengths])
+        names = tokens["seq"].to_numpy()[first[:-1]].tolist()
         points = [p for _, p in self.points]
+        padded = [0] * len(lengths)
         with UnitWriter(self.run_, unit) as writer:
             for members in plan_batches(lengths, self.batch_tokens, self.padding):
                 batch = Batch.of([sequences[i] for i in members], self.padding, self.model.device)
-                values, _ = self.model.run(batch, points)
+                try:
+                    values, _ = self.model.run(batch, points)
+                except ForwardError as error:
+                    raise self._blamed(error, unit, {names[i]: sequences[i] for i in members}) from error
                 for array, point in self.points:
                     bits = to_bits(values.pop(point.name), array, point)
                     for k, i in enumerate(members):
                         writer.write(array.name, int(first[i]), batch.rows(bits, k))
-            made = {"seconds": round(time.perf_counter() - start, 3), "process": os.getpid()}
+                for i in members:
+                    padded[i] = batch.input_ids.shape[1] - lengths[i]
+            replay = self.replay.check(unit, sequences, names, first.tolist(), padded, writer.read)
+            made = {"seconds": round(time.perf_counter() - start, 3), "process": os.getpid(), "replay": replay}
             record = writer.commit(tokens, len(lengths), made)
         nonfinite = {n: a["statistics"]["nonfinite"] for n, a in record["arrays"].items()}
         return {
@@ -70,6 +80,17 @@ class ExtractWorker:
             "seconds": made["seconds"],
             "nonfinite": {n: c for n, c in nonfinite.items() if c},
         }
+
+    def _blamed(self, error: ForwardError, unit: int, members: Mapping[int, np.ndarray]) -> ForwardError:
+        """Find which of a batch's sequences the model fails on alone, and name it with the unit."""
+        points = [p for _, p in self.points]
+        for name, ids in members.items():
+            try:
+                self.model.run(Batch.of([ids], "none", self.model.device), points)
+            except ForwardError as alone:
+                return ForwardError(f"Unit {unit}, sequence {name} ({len(ids)} tokens): {alone}")
+        shown = ", ".join(map(str, members)) if len(members) < 9 else f"{min(members)} to {max(members)}"
+        return ForwardError(f"Unit {unit}, sequences {shown} together, and none of them alone: {error}")
 
 
 def to_bits(value: torch.Tensor, array: ArraySpec, point: SitePoint) -> Any:

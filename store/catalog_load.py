@@ -26,8 +26,18 @@ from .parquet import read_table
 from .plan import read_sequences
 from .run import Run, run_names
 from .tokens import SEQUENCE_FIELDS, TOKEN_FIELDS
+from .unit_record import REPLAY_ERRORS
 
 _UNITS_A_LOAD = 256
+_UNIT_COLUMNS = pa.schema(
+    [
+        ("run", pa.string()),
+        *((n, pa.int64()) for n in ("unit", "first_row", "rows", "sequences")),
+        ("seconds", pa.float64()),
+        ("replayed", pa.int64()),
+        *((f"replay_{k}", pa.float64()) for k in REPLAY_ERRORS),
+    ]
+)
 
 _SCHEMA = """
 CREATE TABLE run_table (run VARCHAR, model VARCHAR, revision VARCHAR, fingerprint VARCHAR, data VARCHAR,
@@ -35,7 +45,8 @@ CREATE TABLE run_table (run VARCHAR, model VARCHAR, revision VARCHAR, fingerprin
     identity VARCHAR, plan_hash VARCHAR, created VARCHAR, created_by VARCHAR, settings JSON, labels VARCHAR);
 CREATE TABLE arrays (run VARCHAR, layer INTEGER, site VARCHAR, dtype VARCHAR, width BIGINT, codec VARCHAR,
     path VARCHAR);
-CREATE TABLE units (run VARCHAR, unit BIGINT, first_row BIGINT, rows BIGINT, sequences BIGINT, seconds DOUBLE);
+CREATE TABLE units (run VARCHAR, unit BIGINT, first_row BIGINT, rows BIGINT, sequences BIGINT, seconds DOUBLE,
+    replayed BIGINT, replay_values DOUBLE, replay_head DOUBLE, replay_patch DOUBLE);
 CREATE TABLE unit_stats (run VARCHAR, unit BIGINT, layer INTEGER, site VARCHAR, count BIGINT, nonfinite BIGINT,
     mean DOUBLE, variance DOUBLE, min DOUBLE, max DOUBLE, norm DOUBLE, rows BIGINT);
 CREATE TABLE sequences ({sequences});
@@ -230,13 +241,15 @@ def _add_units(connection: duckdb.DuckDBPyConnection, run: Run, units: list[int]
                 "rows": r["rows"],
                 "sequences": r["sequences"],
                 "seconds": r["made"].get("seconds"),
+                "replayed": (r["made"].get("replay") or {}).get("sequences"),  # NULL, not 0, where none was sampled
+                **{f"replay_{k}": (r["made"].get("replay") or {}).get(k) for k in REPLAY_ERRORS},
             }
         )
         for array in run.record.arrays:
             values = r["arrays"][array.name]["statistics"]
             where = {"run": run.name, "unit": r["unit"], "layer": array.layer, "site": array.site}
             stats.append(where | values)
-    _insert(connection, "units", pa.Table.from_pylist(rows))
+    _insert(connection, "units", pa.Table.from_pylist(rows, _UNIT_COLUMNS))
     _insert(connection, "unit_stats", pa.Table.from_pylist(stats))
     # One insert for many units: row by row would take longer than the model.
     tables = [run.unit_tokens(r["unit"], r) for r in records]

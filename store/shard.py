@@ -97,6 +97,13 @@ class ShardWriter:
         _write_at(self._file, np.ascontiguousarray(bits), row * self._row_bytes)
         self._written[row : row + len(bits)] = True
 
+    def read(self, row: int, rows: int) -> np.ndarray:
+        """Read back raw bits, (rows, *trailing), that were written; before `finish`."""
+        if not self._written[row : row + rows].all():
+            raise ValueError(f"rows {row} to {row + rows} of {self.path.name} were not written yet")
+        data = os.pread(self._file, rows * self._row_bytes, row * self._row_bytes)
+        return np.frombuffer(data, self.layout.dtype.bits).reshape(rows, *self.layout.trailing)
+
     def finish(self, used: int) -> np.ndarray:
         """Fill the tail with NaN, write the index, and return a view of the used rows, for statistics.
 

@@ -64,6 +64,10 @@ class UnitWriter:
         """Store raw `bits`, (n, *trailing), of an array by name at the unit's rows [row, row + n)."""
         self._shards[array].write(row, bits)
 
+    def read(self, array: str, row: int, rows: int) -> np.ndarray:
+        """Read back raw bits, (rows, *trailing), of an array by name that were written at the unit's rows."""
+        return self._shards[array].read(row, rows)
+
     def commit(self, tokens: pa.Table, sequences: int, made: dict[str, Any]) -> dict[str, Any]:
         """Publish shards, token table and record, in that order, and return the record.
 

@@ -11,6 +11,8 @@ from .durable import canonical_json
 from .record import RunRecord
 from .stats import STATISTICS
 
+REPLAY_ERRORS = ("values", "head", "patch")
+"""What the replay of a unit measured. Which units are sampled depends on the workers: it is no part of the digest."""
 _VARYING = ("sha256", "made", "seal")
 _LARGEST = 1 << 62
 
@@ -53,7 +55,14 @@ def _fault(value: dict[str, Any], unit: int, run: RunRecord) -> str | None:
             return f"has no statistics of {array.name}"
     if not isinstance(value["tokens"]["sha256"], str):
         return "has no checksum of its token table"
-    return None if _number(value["made"].get("seconds"), float) else "does not say how long the unit took"
+    if not _number(value["made"].get("seconds"), float):
+        return "does not say how long the unit took"
+    replay = value["made"].get("replay")
+    if replay is not None and not (
+        _whole(replay["sequences"], run.unit_rows) and all(_number(replay[k], float) for k in REPLAY_ERRORS)
+    ):
+        return "does not say how far its replay was off"
+    return None
 
 
 def _whole(value: object, most: int) -> bool:

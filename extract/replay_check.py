@@ -1,0 +1,281 @@
+"""The proof of a unit: what is about to be committed is what the model gives a sequence that runs alone."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ReplayError
+from ..store.run import ArraySpec, Run
+from .batch import Batch
+from .batch_check import TOLERANCES, row_distance
+from .hooks import SitePoint
+from .loaded_model import LoadedModel
+from .reference import PlainForward, plain_forward
+from .tail import apply_tail
+
+BUDGET = 0.02
+"""The share of a worker's tokens that its proofs may run again; its first unit is always proved."""
+
+_HALF_ULP = {"float32": 2**-24, "bfloat16": 2**-9, "float16": 2**-11}
+_TAIL_ROWS = 16
+_FIRST_TOKENS = 192
+
+Stored = Callable[[str, int, int], np.ndarray]
+"""Reads back raw bits that were written: (array, first row of the unit, rows)."""
+
+
+@dataclass(frozen=True)
+class ReplayedSequence:
+    """How far one sequence's stored rows are from what a plain forward of it alone gives; 0 is bit for bit.
+
+    Distances are the largest of a row's, as a share of the row's norm. `head` is of the model's output, computed from
+    the stored rows of the last block, `patch` of its output with the stored rows patched in; None where the run stores
+    no site for it.
+    """
+
+    values: float
+    head: float | None
+    patch: float | None
+    tokens: int
+    """Tokens that were run for it."""
+
+
+class ReplayCheck:
+    """Proves units of one worker against plain forwards, within `BUDGET`.
+
+    The forwards share no code with the capture: one sequence, no padding, no mask, hooks of their own. Which sequences
+    are taken depends on the run's identity and the unit.
+    """
+
+    def __init__(self, run: Run, model: LoadedModel, points: Sequence[tuple[ArraySpec, SitePoint]]) -> None:
+        self.run = run
+        self.model = model
+        self.points = list(points)
+        self.tokens_run = 0
+        self.tokens_replayed = 0
+        architecture = model.architecture
+        self._blocks: list[str] = []
+        if architecture is not None:
+            start = f"{model.prefix}." if model.prefix else ""
+            blocks = model.module.get_submodule(start + architecture.blocks)
+            self._blocks = [f"{start}{architecture.blocks}.{name}" for name, _ in blocks.named_children()]
+
+    def check(
+        self,
+        unit: int,
+        sequences: Sequence[np.ndarray],
+        names: Sequence[int],
+        first: Sequence[int],
+        padded: Sequence[int],
+        stored: Stored,
+    ) -> dict[str, Any] | None:
+        """Prove some of a unit's sequences; returns what its record says of it, None when none was taken.
+
+        `sequences` are their ids, `names` their numbers in the run, `first` their first rows in the unit, `padded` how
+        many pads stood beside each.
+        Raises `ReplayError`, naming unit, site, sequence and token.
+        """
+        chosen = self._choose(unit, sequences, padded)
+        tokens = sum(map(len, sequences))
+        if not chosen:
+            self.tokens_run += tokens
+            return None
+        found = [
+            self._replay(f"unit {unit}, sequence {names[i]}", i, sequences[i], int(first[i]), stored) for i in chosen
+        ]
+
+        self.tokens_run += tokens  # after the proof: a unit that is tried again is proved again
+
+        def worst(values: list[float | None]) -> float | None:
+            numbers = [v for v in values if v is not None]
+            return max(numbers) if numbers else None
+
+        return {
+            "sequences": len(found),
+            "values": worst([f.values for f in found]),
+            "head": worst([f.head for f in found]),
+            "patch": worst([f.patch for f in found]),
+        }
+
+    def _choose(self, unit: int, sequences: Sequence[np.ndarray], padded: Sequence[int]) -> list[int]:
+        lengths = [len(s) for s in sequences]
+        is_first = self.tokens_run == 0
+        room = BUDGET * (self.tokens_run + sum(lengths)) - self.tokens_replayed
+        digest = hashlib.sha256(f"{self.run.record.identity} {unit}".encode()).digest()
+        order = np.random.default_rng(int.from_bytes(digest[:8], "little")).permutation(len(lengths)).tolist()
+        chosen: list[int] = []
+        if is_first:
+            # A fault of padding shows beside padding, one of places not in a sequence of one token.
+            fitting = [i for i in order if lengths[i] > 1 and 3 * lengths[i] <= max(room, _FIRST_TOKENS)]
+            fitting = fitting or [min(order, key=lambda i: (lengths[i] == 1, lengths[i]))]
+            chosen.append(max(fitting, key=lambda i: (padded[i], lengths[i])))
+            room -= lengths[chosen[0]] * 3
+        for i in order:
+            if i not in chosen and lengths[i] * 3 <= room:
+                chosen.append(i)
+                room -= lengths[i] * 3
+        return chosen
+
+    def _replay(self, where: str, index: int, ids: np.ndarray, first: int, stored: Stored) -> ReplayedSequence:
+        n = len(ids)
+        kept = {a.name: from_bits(stored(a.name, first, n), a.dtype) for a, _ in self.points}
+        last = self._last_block()
+        plain = plain_forward(
+            self.model,
+            ids,
+            [*(self._reference(p).module for _, p in self.points), *self._blocks[-1:]],
+            whole=any(p.site == "logits" for _, p in self.points) or last is not None,
+        )
+        tokens = n
+        expected = {array.name: plain.value(self.model, self._reference(point)).cpu() for array, point in self.points}
+        values = self._values(where, kept, expected)
+        head = self._head(where, kept, plain, last)
+        patch = None
+        editable = [(a, p) for a, p in self.points if p.editable]
+        if editable:
+            array, point = editable[index % len(editable)]
+            rounded = expected[array.name].to(kept[array.name].dtype)
+            if torch.equal(_bits(kept[array.name]), _bits(rounded)):
+                patch = 0.0  # the same values in the same forward: exactly nothing changes
+            else:
+                patch = self._patched(where, ids, array, point, kept[array.name], rounded)
+                tokens += 2 * n
+        self.tokens_replayed += tokens
+        return ReplayedSequence(values, head, patch, tokens)
+
+    def _reference(self, point: SitePoint) -> SitePoint:
+        """Give where a site must lie: in block i of the model's own list, whatever the capture was told."""
+        if point.layer is None or not self._blocks:
+            return point
+        block = self._blocks[point.layer]
+        if point.module != block and not point.module.startswith(f"{block}."):
+            raise ReplayError(
+                f"Site {point.name} was read at module {point.module!r}, which is not in block {point.layer} "
+                f"({block!r})."
+            )
+        return point
+
+    def _values(self, where: str, kept: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+        worst = 0.0
+        for array, point in self.points:
+            own, reference = kept[array.name], expected[array.name]
+            limit = tolerance(reference.dtype, array.dtype)
+            rounded = reference.to(own.dtype)
+            distance = row_distance(own, rounded) if own.shape == rounded.shape else math.inf
+            nearer = self._nearer(array, distance, kept, expected)
+            if distance > limit or nearer:
+                row, far = _farthest(own, rounded)
+                raise ReplayError(
+                    f"Replay of {where}: what was to be stored at site {point.name} is not what the model gives this "
+                    f"sequence alone. Token {row} is {far:.3g} of its norm away, and {limit:.2g} is what another batch "
+                    + (f"explains; it is nearer to {nearer}. " if nearer else "explains. ")
+                    + "The unit is not committed. `layerlake doctor` tells what of the model does not hold."
+                )
+            worst = max(worst, distance)
+        return worst
+
+    def _nearer(self, array: ArraySpec, distance: float, kept: dict[str, Tensor], expected: dict[str, Tensor]) -> str:
+        """Name another layer of the same site whose values the stored ones are nearer to than to their own."""
+        if array.layer is None or distance == 0:
+            return ""
+        own = kept[array.name]
+        for other, _ in self.points:
+            next_to = other.site == array.site and other.layer in (array.layer - 1, array.layer + 1)
+            if next_to and expected[other.name].shape == own.shape:
+                theirs, mine = (expected[n].to(own.dtype) for n in (other.name, array.name))
+                if _total(own, theirs) < _total(own, mine):
+                    return other.name
+        return ""
+
+    def _last_block(self) -> ArraySpec | None:
+        if self.model.architecture is None:
+            return None
+        top = len(self._blocks) - 1
+        return next((a for a, p in self.points if p.site == "resid_post" and p.layer == top), None)
+
+    def _head(self, where: str, kept: dict[str, Tensor], plain: PlainForward, last: ArraySpec | None) -> float | None:
+        if last is None:
+            return None
+        resid = plain.outputs[self._blocks[-1]]
+        rows = slice(max(0, plain.length - _TAIL_ROWS), None)
+        with torch.inference_mode():
+            given = kept[last.name][rows].to(resid.device, resid.dtype)
+            _, output = apply_tail(self.model, given)
+        if output is None:
+            return None
+        expected = plain.result[0][rows]
+        distance = row_distance(output.cpu(), expected.cpu())
+        # The head turns what rounding to the stored dtype moved; a wrong place, or a second norm, moves all of it.
+        limit = max(10 * tolerance(resid.dtype, last.dtype), 0.05)
+        if distance > limit:
+            raise ReplayError(
+                f"Replay of {where}: the stored {last.name} through the final norm and the head is {distance:.3g} away "
+                f"from the model's output, where {limit:.2g} is allowed. The unit is not committed."
+            )
+        return distance
+
+    def _patched(
+        self, where: str, ids: np.ndarray, array: ArraySpec, point: SitePoint, kept: Tensor, rounded: Tensor
+    ) -> float:
+        batch = Batch.of([ids], "none", self.model.device)
+
+        def output(value: Tensor) -> Tensor:
+            edit = {point.name: lambda v: value[None].to(v.device, v.dtype)}
+            return _rows(self.model.run(batch, [point], edit)[1], len(ids))
+
+        ours, theirs = output(kept), output(rounded)
+        distance = row_distance(ours.cpu(), theirs.cpu())
+        limit = max(10 * tolerance(theirs.dtype, array.dtype), 0.05)
+        if distance > limit:
+            raise ReplayError(
+                f"Replay of {where}: its stored {point.name}, patched into a fresh forward, moves the output by "
+                f"{distance:.3g}, where {limit:.2g} is allowed. The unit is not committed."
+            )
+        return distance
+
+
+def tolerance(computed: torch.dtype, stored: str) -> float:
+    """Give how far a row may be from the plain forward's: by the dtype it was computed in and the one it is stored in.
+
+    Both sides are rounded to the stored dtype, so what remains of it is a rounding to the other side.
+    """
+    return TOLERANCES.get(computed, 1e-3) + 2 * _HALF_ULP[stored]
+
+
+def from_bits(bits: np.ndarray, dtype: str) -> Tensor:
+    """Give raw bits as a torch tensor of their dtype."""
+    signed = np.ascontiguousarray(bits).view(np.int32 if dtype == "float32" else np.int16)
+    return torch.from_numpy(signed.copy()).view(getattr(torch, dtype))
+
+
+def _bits(value: Tensor) -> Tensor:
+    return value.contiguous().view(torch.int32 if value.dtype == torch.float32 else torch.int16)
+
+
+def _total(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b.double()).nan_to_num(0, 0, 0).norm())
+
+
+def _farthest(own: Tensor, expected: Tensor) -> tuple[int, float]:
+    if own.shape != expected.shape:
+        return 0, math.inf
+    distances = [row_distance(own[i : i + 1], expected[i : i + 1]) for i in range(len(own))]
+    worst = int(np.argmax(distances))
+    return worst, distances[worst]
+
+
+def _rows(output: Any, length: int) -> Tensor:
+    for name in ("logits", "last_hidden_state"):
+        if isinstance(found := getattr(output, name, None), Tensor):
+            return found[0]
+    if isinstance(output, Tensor):
+        return output.reshape(length, -1) if output.numel() % length == 0 else output.reshape(1, -1)
+    return _rows(output[0], length)
