@@ -1,4 +1,4 @@
-"""Commands of extraction: extract, repair, sites, doctor."""
+"""Commands that run models: extract, repair, verify, sites, doctor."""
 
 from __future__ import annotations
 
@@ -265,6 +265,53 @@ def doctor(
         )
         print(f"{sum(c.passed is True for c in checks)} of {sum(c.passed is not None for c in checks)} checks hold.")
     if failed:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: layerlake verify --lake lake --replay")
+def verify(
+    lake: LakeOption,
+    run: Annotated[str | None, typer.Option(help="Check this run only.")] = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Hold stored rows to plain forwards of the reloaded model too.")
+    ] = False,
+    share: Annotated[float, typer.Option(help="With --replay: the share of the tokens to run again.")] = 0.02,
+    model: Annotated[
+        str | None, typer.Option(help="With --replay: where the run's model lies now, if it was moved.")
+    ] = None,
+    trust_remote_code: TrustOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Check counts and checksums of everything stored; with --replay also the values, by the model.
+
+    Exit code 1 when anything is wrong; `layerlake repair` makes again what can be made again.
+    """
+    from ..store.lake import Lake
+    from ..store.printing import count, print_json
+    from .verify_replay import verify_replay
+
+    opened = Lake.open(lake)
+    problems = opened.verify(run)
+    checked = [run] if run else opened.runs()
+    replayed = None
+    if replay:
+        replayed = verify_replay(lake, run=run, model=model, trust_remote_code=trust_remote_code, share=share)
+        problems = [*problems, *replayed.problems]
+    if json:
+        found = {"runs": checked, "problems": [p.to_json() for p in problems]}
+        print_json(found | ({"replay": replayed.to_json()} if replayed else {}))
+    else:
+        for problem in problems:
+            print(f"{problem.path}: {problem.what}")
+        units = sum(len(opened.run(name).committed()) for name in checked)
+        ending = count(len(problems), "problem") if problems else "everything is as it was written"
+        print(f"Checked {count(len(checked), 'run')}, {count(units, 'unit')}: {ending}.")
+        if replayed is not None and replayed.values is not None:
+            print(
+                f"Replayed {count(replayed.sequences, 'sequence')} of {count(replayed.units, 'unit')}: stored rows are "
+                f"within {replayed.values:.2g} of their norm of what the model gives each sequence alone."
+            )
+    if problems:
         raise typer.Exit(1)
 
 

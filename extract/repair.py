@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import JobError, LayerlakeError, ModelError, RunLockedError, UnknownNameError, WorldError
+from ..errors import JobError, LayerlakeError, RunLockedError, UnknownNameError
 from ..store.catalog import published_units
 from ..store.durable import is_locked
 from ..store.layout import check_lake, lake_path
@@ -18,9 +18,8 @@ from ..store.run import DRIVER_LOCK, Run, run_names
 from ..store.verify import Problem
 from .engine import Engine, make_engine
 from .loaded_model import ModelSource
-from .models import check_device, load_model
+from .run_models import RunModels
 from .run_units import import_from_here, run_units, unit_key
-from .settings import other_compute, other_model
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def repair(
     names = [Run(root, run).name] if run is not None else run_names(root)
     make_engine(engine, workers=workers, ray_address=ray_address)  # what is asked wrongly is refused before anything
     import_from_here()
-    models = _Models(model, trust_remote_code)
+    models = RunModels(model, trust_remote_code)
 
     def engine_of(threads: int, device: str) -> Engine:
         return make_engine(engine, workers=workers, threads=threads, device=device, ray_address=ray_address)
@@ -115,7 +114,7 @@ def repair(
     return RepairReport(outcomes, problems, set_aside, dry_run, lost_workers)
 
 
-def _repair_run(mend: RunRepair, models: _Models, engine_of: Callable[[int, str], Engine]) -> list[str]:
+def _repair_run(mend: RunRepair, models: RunModels, engine_of: Callable[[int, str], Engine]) -> list[str]:
     """Repair one run under its driver's lock; returns the workers that were lost."""
     run = mend.run
     if mend.dry_run and not is_locked(run.folder / DRIVER_LOCK):
@@ -124,7 +123,7 @@ def _repair_run(mend: RunRepair, models: _Models, engine_of: Callable[[int, str]
         return _repair_locked(mend, models, engine_of)
 
 
-def _repair_locked(mend: RunRepair, models: _Models, engine_of: Callable[[int, str], Engine]) -> list[str]:
+def _repair_locked(mend: RunRepair, models: RunModels, engine_of: Callable[[int, str], Engine]) -> list[str]:
     mend.mend()
     tokens: dict[int, int] = {}
     for unit in list(mend.units):
@@ -157,55 +156,6 @@ def _redo(mend: RunRepair, tokens: dict[int, int], source: ModelSource, device: 
         engine.open()
         mend.take_out()
         return run_units(mend.run, tokens, source, device, engine, publish=False).lost_workers
-
-
-class _Models:
-    """Checks that the model of a run is at hand and the same; each is loaded once."""
-
-    def __init__(self, name: str | None, trust_remote_code: bool) -> None:
-        self.name = name
-        self.trust_remote_code = trust_remote_code
-        self._identities: dict[tuple[ModelSource, str], dict[str, Any]] = {}
-
-    def check(self, run: Run) -> tuple[ModelSource, int, str]:
-        """Give the source of a run's model, and the threads and device of its workers; `WorldError` says what differs.
-
-        Code that comes with a model runs only when it was asked for now: what a lake says is not enough.
-        """
-        try:
-            settings, compute = run.record.settings, run.record.settings["compute"]
-            source = ModelSource(**run.record.source["load"]) if self.name is None else self._named(run)
-            source = replace(source, trust_remote_code=self.trust_remote_code)
-            threads, device = int(compute["threads"]), compute["device"]
-            if not all(isinstance(v, str) for v in (source.name, source.dtype, source.revision or "")):
-                raise TypeError("its model has no name")
-            check_device(device)
-            if other := other_compute(run.record, device):
-                raise WorldError(
-                    f"this machine would give other bytes than the run's: it has {'; '.join(other)}. Repair where it "
-                    "is as it was then."
-                )
-        except LayerlakeError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ModelError(
-                f"the run does not say which model made it, and how ({type(error).__name__}: {error})."
-            ) from error
-        try:
-            if (source, device) not in self._identities:
-                self._identities[source, device] = load_model(source, device=device).identity
-        except LayerlakeError as error:
-            raise ModelError(f"the model does not load: {error} Where it lies elsewhere now, say --model.") from error
-        if other := other_model(self._identities[source, device], settings):
-            raise ModelError(
-                f"{source.name} has other {' and '.join(other)} than the model that made the run. Say --model with "
-                "the one that did."
-            )
-        return source, threads, device
-
-    def _named(self, run: Run) -> ModelSource:
-        assert self.name is not None
-        return ModelSource(**(run.record.source.get("load", {}) | {"name": self.name}))
 
 
 def report_lines(report: RepairReport) -> list[str]:

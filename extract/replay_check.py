@@ -49,13 +49,21 @@ class ReplayedSequence:
 
 
 class ReplayCheck:
-    """Proves units of one worker against plain forwards, within `BUDGET`.
+    """Proves units of one worker against plain forwards, within a `budget`, a share of its tokens.
 
     The forwards share no code with the capture: one sequence, no padding, no mask, hooks of their own. Which sequences
     are taken depends on the run's identity and the unit.
     """
 
-    def __init__(self, run: Run, model: LoadedModel, points: Sequence[tuple[ArraySpec, SitePoint]]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        model: LoadedModel,
+        points: Sequence[tuple[ArraySpec, SitePoint]],
+        *,
+        budget: float = BUDGET,
+    ) -> None:
+        self.budget = budget
         self.run = run
         self.model = model
         self.points = list(points)
@@ -108,7 +116,7 @@ class ReplayCheck:
     def _choose(self, unit: int, sequences: Sequence[np.ndarray], padded: Sequence[int]) -> list[int]:
         lengths = [len(s) for s in sequences]
         is_first = self.tokens_run == 0
-        room = BUDGET * (self.tokens_run + sum(lengths)) - self.tokens_replayed
+        room = self.budget * (self.tokens_run + sum(lengths)) - self.tokens_replayed
         digest = hashlib.sha256(f"{self.run.record.identity} {unit}".encode()).digest()
         order = np.random.default_rng(int.from_bytes(digest[:8], "little")).permutation(len(lengths)).tolist()
         chosen: list[int] = []

@@ -1,4 +1,4 @@
-"""Commands of the store: sql, ls, show, annotate, index, verify, rm."""
+"""Commands of the store: sql, ls, show, annotate, index, rm."""
 
 from __future__ import annotations
 
@@ -124,34 +124,6 @@ def index(lake: LakeOption, json: JsonOption = False) -> None:
         parts = [count(row[what] or 0, what.removesuffix("s")) for what in ("runs", "units", "tokens")]
         print(f"Indexed {', '.join(parts)}.")
     if opened.sql("SELECT run FROM problems").num_rows:  # each was named in a warning
-        raise typer.Exit(1)
-
-
-@app.command(epilog="Example: layerlake verify --lake lake")
-def verify(
-    lake: LakeOption,
-    run: Annotated[str | None, typer.Option(help="Check this run only.")] = None,
-    json: JsonOption = False,
-) -> None:
-    """Check counts and checksums of everything stored.
-
-    Exit code 1 when anything is wrong; `layerlake repair` makes again what can be made again.
-    """
-    from .lake import Lake
-    from .printing import count, print_json
-
-    opened = Lake.open(lake)
-    problems = opened.verify(run)
-    checked = [run] if run else opened.runs()
-    if json:
-        print_json({"runs": checked, "problems": [p.to_json() for p in problems]})
-    else:
-        for problem in problems:
-            print(f"{problem.path}: {problem.what}")
-        units = sum(len(opened.run(name).committed()) for name in checked)
-        found = count(len(problems), "problem") if problems else "everything is as it was written"
-        print(f"Checked {count(len(checked), 'run')}, {count(units, 'unit')}: {found}.")
-    if problems:
         raise typer.Exit(1)
 
 

@@ -8,13 +8,6 @@ its own.
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import importlib.metadata
-import json
-import os
-import platform
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +16,8 @@ import memory
 import querying
 import reading
 import writing
-from timing import Row, print_report
+from reporting import discard, run_benchmark
+from timing import Row
 
 LIBRARIES = ("numpy", "zarr", "tensorstore", "duckdb", "pyarrow", "torch")
 
@@ -65,51 +59,9 @@ def sections(folder: Path, repeats: int, *, quick: bool) -> dict[str, Callable[[
     }
 
 
-def discard(folder: Path) -> None:
-    """Make room: what is made next takes gigabytes too."""
-    for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
 def main() -> int:
     """Run the benchmark and report it; exit code 1 when a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path("bench-lakes"), help="where lakes are made, and removed")
-    parser.add_argument("--out", type=Path, help="a JSON file for the figures")
-    parser.add_argument("--only", action="append", help="a section: write, layers, read, growth, query, memory")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="small arrays: to see that it works, not how fast")
-    asked = parser.parse_args()
-    asked.folder.mkdir(exist_ok=True)
-    found: list[Row] = []
-    load = [os.getloadavg()[0]]
-    try:
-        for name, section in sections(asked.folder, asked.repeats, quick=asked.quick).items():
-            if asked.only and name not in asked.only:
-                continue
-            rows = []
-            for line in section():
-                rows.append(line)
-                print(f"{name}: {line.what}, {line.on}", file=sys.stderr)
-            print_report(rows)
-            print(flush=True)
-            found += rows
-            discard(asked.folder)
-            load.append(os.getloadavg()[0])
-    finally:
-        shutil.rmtree(asked.folder)
-    missed = [r for r in found if r.met is False]
-    print(f"{sum(r.met is True for r in found)} targets met, {len(missed)} missed.")
-    if asked.out:
-        about = {
-            "date": datetime.date.today().isoformat(),
-            "python": platform.python_version(),
-            "cores": os.cpu_count(),
-            "load": load,
-            "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
-        }
-        asked.out.write_text(json.dumps(about | {"rows": [r.to_json() for r in found]}, indent=1) + "\n")
-    return 1 if missed else 0
+    return run_benchmark(__doc__ or "", sections, LIBRARIES)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import toy_models
 from dying import Step, die_at_each_step
 from layerlake.__main__ import main
 from layerlake.errors import RequestError
-from layerlake.extract import repair as room
+from layerlake.extract import run_models as room
 from layerlake.extract import settings
 from layerlake.extract.driver import extract
 from layerlake.extract.loaded_model import ModelSource

@@ -1,0 +1,62 @@
+"""The models of the runs of a lake: found where a run says, or where the user says, and held to the run's record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..errors import LayerlakeError, ModelError, WorldError
+from ..store.run import Run
+from .loaded_model import ModelSource
+from .models import check_device, load_model
+from .settings import other_compute, other_model
+
+
+class RunModels:
+    """Checks that the model of a run is at hand and the same; each is loaded once."""
+
+    def __init__(self, name: str | None, trust_remote_code: bool) -> None:
+        self.name = name
+        self.trust_remote_code = trust_remote_code
+        self._identities: dict[tuple[ModelSource, str], dict[str, Any]] = {}
+
+    def check(self, run: Run, *, same_bytes: bool = True) -> tuple[ModelSource, int, str]:
+        """Give the source of a run's model, and the threads and device of its workers; `WorldError` says what differs.
+
+        With `same_bytes` this machine must give the run's bytes, not only its values. Code that comes with a model runs
+        only when it was asked for now: what a lake says is not enough.
+        """
+        try:
+            settings, compute = run.record.settings, run.record.settings["compute"]
+            source = ModelSource(**run.record.source["load"]) if self.name is None else self._named(run)
+            source = replace(source, trust_remote_code=self.trust_remote_code)
+            threads, device = int(compute["threads"]), compute["device"]
+            if not all(isinstance(v, str) for v in (source.name, source.dtype, source.revision or "")):
+                raise TypeError("its model has no name")
+            check_device(device)
+            if same_bytes and (other := other_compute(run.record, device)):
+                raise WorldError(
+                    f"this machine would give other bytes than the run's: it has {'; '.join(other)}. Repair where it "
+                    "is as it was then."
+                )
+        except LayerlakeError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ModelError(
+                f"the run does not say which model made it, and how ({type(error).__name__}: {error})."
+            ) from error
+        try:
+            if (source, device) not in self._identities:
+                self._identities[source, device] = load_model(source, device=device).identity
+        except LayerlakeError as error:
+            raise ModelError(f"the model does not load: {error} Where it lies elsewhere now, say --model.") from error
+        if other := other_model(self._identities[source, device], settings):
+            raise ModelError(
+                f"{source.name} has other {' and '.join(other)} than the model that made the run. Say --model with "
+                "the one that did."
+            )
+        return source, threads, device
+
+    def _named(self, run: Run) -> ModelSource:
+        assert self.name is not None
+        return ModelSource(**(run.record.source.get("load", {}) | {"name": self.name}))
