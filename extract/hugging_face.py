@@ -92,7 +92,7 @@ def load_hugging_face(source: ModelSource) -> LoadedModel:
         "tokenizer": tokenizer_hash(tokenizer),
         "fingerprint": weights_fingerprint(module),
         "dtype": dtype_of(module),
-        "attention": getattr(config, "_attn_implementation", None),
+        "attention": getattr(module.config, "_attn_implementation", None),
     }
     if architecture.found:
         identity["found"] = {"blocks": architecture.blocks, "final_norm": architecture.final_norm}

@@ -281,6 +281,51 @@ def test_E22_no_pad_row_and_no_nan_from_masked_rows(tmp_path):
         assert all(np.isfinite(sel.array(i)).all() for i in range(3))
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_E22_llama_padded_on_the_left_has_no_nan_with_either_attention(tmp_path, attention, dtype):
+    name = str(save_model(tmp_path / "m", "llama", dtype=getattr(torch, dtype)))
+    data = ids_file(tmp_path / "d.jsonl", (1, 30, 1, 30))
+    extract(name, data, tmp_path / "lake", run="r", padding="left", attention=attention)
+    lake = Lake.open(tmp_path / "lake")
+    assert lake.run("r").record.settings["model"]["attention"] == attention
+    sel = lake.select("SELECT run, row FROM tokens")
+    assert len(sel) == 62
+    assert all(np.isfinite(sel.array(i)).all() for i in range(3))
+    with pytest.raises(SettingsDifferError, match="attention"):
+        other = {"sdpa": "eager", "eager": "sdpa"}[attention]
+        extract(name, data, tmp_path / "lake", run="r", padding="left", attention=other)
+
+
+@pytest.mark.parametrize("family", ["bloom", "llama"])
+def test_E03_blocks_that_return_tuples_or_tensors_give_the_same_rows_at_batch_size_1_and_2(tmp_path, family):
+    name = str(save_model(tmp_path / "m", family))
+    data = ids_file(tmp_path / "d.jsonl", (6, 6))
+    for size in (1, 2):
+        extract(name, data, tmp_path / "lake", run=f"r{size}", batch_tokens=6 * size)
+    lake = Lake.open(tmp_path / "lake")
+    one, two = (lake.select(f"SELECT run, row FROM tokens WHERE run = 'r{k}' ORDER BY row") for k in (1, 2))
+    for layer in range(3):
+        assert one.array(layer).shape == two.array(layer).shape == (12, 32)
+        np.testing.assert_allclose(one.array(layer), two.array(layer), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["bloom", "llama", "jamba"])
+def test_any_module_is_a_site_by_its_path_for_what_it_returns_and_what_enters_it(tmp_path, family):
+    name = str(save_model(tmp_path / "m", family))
+    norm = {"bloom": "h.1.input_layernorm", "llama": "layers.1.input_layernorm", "jamba": "layers.1.input_layernorm"}
+    path = norm[family]
+    data = ids_file(tmp_path / "d.jsonl", (6, 4))
+    extract(
+        name, data, tmp_path / "lake", run="r", sites=(path, f"{path}:in", "blocks.0.hook_resid_post", "resid_pre-1")
+    )
+    sel = Lake.open(tmp_path / "lake").select("SELECT run, row FROM tokens ORDER BY row")
+    before = sel.array(site=f"{path}:in")
+    assert np.array_equal(before, sel.array(1, "resid_pre"))
+    assert np.array_equal(before, sel.array(0, "resid_post"))
+    assert not np.array_equal(before, sel.array(site=path))
+
+
 def test_stats_equal_numpy_over_the_selected_rows(tmp_path):
     data = ids_file(tmp_path / "d.jsonl", tuple(range(1, 40)))
     extract("toy_models:tuples", data, tmp_path / "lake", run="r", dtype="bfloat16")

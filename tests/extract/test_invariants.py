@@ -20,11 +20,13 @@ from layerlake.extract.driver import extract
 from layerlake.extract.loaded_model import ModelSource
 from layerlake.extract.models import load_model
 from layerlake.store.lake import Lake
-from toy_models import FAMILIES, VOCABULARY, save_model
+from toy_models import FAMILIES, REGISTERED, VOCABULARY, save_model
 
 LENGTHS = (9, 3, 1, 17, 4, 4, 12, 30, 2, 9)
-BLOCKS = {"bert": "encoder.layer", "gpt2": "h", "mamba": "layers"}
+BLOCKS = {"bert": "encoder.layer", "bloom": "h", "gpt2": "h", "opt": "decoder.layers"}
+"""Where a family's blocks are; the others have them in ``layers``."""
 CASES = [(f, p) for f in FAMILIES for p in ("right", "left", "none")] + [
+    *((f, p) for f in REGISTERED if f not in FAMILIES for p in ("right", "left")),
     ("lstm", "none"),
     ("lstm_right", "right"),
     ("lstm_time_first", "none"),
@@ -45,7 +47,7 @@ def write_ids(path: Path, ids: list[list[int]]) -> Path:
 
 
 def model_name(tmp_path: Path, family: str, dtype: torch.dtype = torch.float32) -> str:
-    if family in FAMILIES:
+    if family in REGISTERED:
         return str(save_model(tmp_path / f"{family}-{dtype}".replace("torch.", ""), family, dtype=dtype))
     return f"toy_models:{family}"
 
@@ -62,19 +64,12 @@ def reference(name: str, family: str, ids: list[int]) -> tuple[dict[str, torch.T
 
     x = torch.tensor([ids])
     with torch.no_grad():
-        if family in FAMILIES:
+        if family in REGISTERED:
             model = transformers.AutoModel.from_pretrained(name).eval()
-            for i, block in enumerate(model.get_submodule(BLOCKS[family])):
+            for i, block in enumerate(model.get_submodule(BLOCKS.get(family, "layers"))):
                 block.register_forward_hook(keep(f"resid_post-{i}"))
             out = model(x).last_hidden_state[0]
-            if family == "gpt2":
-                seen["embed"] = model.wte.weight[x[0]] + model.wpe.weight[: len(ids)]
-            elif family == "mamba":
-                seen["embed"] = model.embeddings.weight[x[0]]
-            else:
-                e = model.embeddings
-                total = e.word_embeddings.weight[x[0]] + e.position_embeddings.weight[: len(ids)]
-                seen["embed"] = e.LayerNorm(total + e.token_type_embeddings.weight[0])
+            seen["embed"] = _embedding(model, family, x[0])
             return seen, out
         if family == "tuples":
             model = toy_models.Tuples().eval()
@@ -96,6 +91,23 @@ def reference(name: str, family: str, ids: list[int]) -> tuple[dict[str, torch.T
             out = model.head(h)
         seen["embed"] = model.embed.weight[x[0]]
     return seen, out
+
+
+def _embedding(model, family: str, ids: torch.Tensor) -> torch.Tensor:
+    """What enters block 0, from the tables by hand."""
+    rows = model.get_input_embeddings().weight[ids]
+    if family == "gpt2":
+        return rows + model.wpe.weight[: len(ids)]
+    if family == "opt":  # its table begins with two rows that no position has
+        return rows + model.decoder.embed_positions.weight[2 : 2 + len(ids)]
+    if family == "bloom":
+        return model.word_embeddings_layernorm(rows)
+    if family.startswith("gemma"):
+        return rows * rows.shape[1] ** 0.5
+    if family == "bert":
+        e = model.embeddings
+        return e.LayerNorm(rows + e.position_embeddings.weight[: len(ids)] + e.token_type_embeddings.weight[0])
+    return rows
 
 
 def _one_lstm_layer(rnn: torch.nn.LSTM, layer: int, x: torch.Tensor) -> torch.Tensor:
@@ -145,7 +157,7 @@ def test_E01_E04_each_site_equals_a_plain_forward_of_one_sequence(tmp_path, fami
         assert found.keys() == expected.keys()
         for key, value in expected.items():
             np.testing.assert_allclose(found[key], value.detach().numpy(), atol=1e-5, rtol=0, err_msg=f"{key} of {n}")
-        if family in ("gpt2", "mamba"):  # these end in a norm: the last layer is what stood before it
+        if family in REGISTERED and family != "bert":  # these end in a norm: the last layer is what stood before it
             top = max(k for k in expected if k.startswith("resid_post"))
             assert np.abs(found[top] - last.numpy()).max() > 0.1
 
