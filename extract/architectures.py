@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from .derived import mamba2_conv_out, mamba2_output, mamba2_ssm_state, mamba_output, mamba_ssm_state
+from .derived import attention_pattern, mamba2_conv_out, mamba2_output, mamba2_ssm_state, mamba_output, mamba_ssm_state
 from .hooks import Derive, GiveBack, SitePoint
 from .sites import SITES
 
@@ -24,6 +24,7 @@ class Place:
     flat: bool = False
     heads: bool = False
     derive: Derive | None = None
+    keys: bool = False
     gives_back: GiveBack | None = None
     read_only: bool = False
 
@@ -51,6 +52,10 @@ class Architecture:
     """The sides on which padding leaves real tokens unchanged, mask and position ids given."""
     found: bool = False
     """Whether this was found by looking at the model, not registered."""
+
+
+def _pattern(attention: str) -> Place:
+    return Place(attention, derive=attention_pattern, keys=True)
 
 
 def _rows(base: Any, ids: Tensor, positions: Tensor) -> Tensor:
@@ -86,6 +91,7 @@ def _gemma_embedding(base: Any, ids: Tensor, positions: Tensor) -> Tensor:
 def _gpt2(config: Any) -> Architecture:
     places = {
         "z": Place("attn.c_proj", "input", heads=True),
+        "pattern": _pattern("attn"),
         "attn_out": Place("attn"),
         "resid_mid": Place("ln_2", "input", read_only=True),
         "mlp_out": Place("mlp"),
@@ -97,6 +103,7 @@ def _gpt2(config: Any) -> Architecture:
 def _gpt_neox(config: Any) -> Architecture:
     places = {
         "z": Place("attention.dense", "input", heads=True),
+        "pattern": _pattern("attention"),
         "attn_out": Place("attention"),
         "mlp_out": Place("mlp"),
     }
@@ -108,6 +115,7 @@ def _gpt_neox(config: Any) -> Architecture:
 def _llama(config: Any) -> Architecture:
     places = {
         "z": Place("self_attn.o_proj", "input", heads=True),
+        "pattern": _pattern("self_attn"),
         "attn_out": Place("self_attn"),
         "resid_mid": Place("post_attention_layernorm", "input", read_only=True),
         "mlp_out": Place("mlp"),
@@ -119,6 +127,7 @@ def _gemma(config: Any) -> Architecture:
     # Norms also after attention and MLP: what is added to the residual stream is the norm's output.
     places = {
         "z": Place("self_attn.o_proj", "input", heads=True),
+        "pattern": _pattern("self_attn"),
         "attn_out": Place("post_attention_layernorm"),
         "resid_mid": Place("pre_feedforward_layernorm", "input", read_only=True),
         "mlp_out": Place("post_feedforward_layernorm"),
@@ -130,6 +139,7 @@ def _opt(config: Any) -> Architecture:
     before = bool(config.do_layer_norm_before)
     places = {
         "z": Place("self_attn.out_proj", "input", heads=True),
+        "pattern": _pattern("self_attn"),
         "attn_out": Place("self_attn"),
         "resid_mid": Place("final_layer_norm", "input", flat=True, read_only=True)
         if before
@@ -151,6 +161,7 @@ def _bloom(config: Any) -> Architecture:
     # Attention and MLP add the residual stream themselves: what they add to it is what their last layer returns.
     places = {
         "z": Place("self_attention.dense", "input", heads=True),
+        "pattern": _pattern("self_attention"),
         "attn_out": Place("self_attention.dense"),
         "resid_mid": Place("post_attention_layernorm", "input", read_only=True),
         "mlp_out": Place("mlp.dense_4h_to_h"),
@@ -162,6 +173,7 @@ def _bloom(config: Any) -> Architecture:
 def _bert(config: Any) -> Architecture:
     places = {
         "z": Place("attention.output.dense", "input", heads=True),
+        "pattern": _pattern("attention.self"),
         "attn_out": Place("attention.output.dense"),
         "resid_mid": Place("attention.output"),
         "mlp_out": Place("output.dense"),
@@ -199,6 +211,7 @@ def _mamba2(config: Any) -> Architecture:
 def _jamba(config: Any) -> Architecture:
     places = {
         "z": Place("self_attn.o_proj", "input", heads=True),
+        "pattern": _pattern("self_attn"),
         "attn_out": Place("self_attn"),
         "conv_out": Place("mamba.x_proj", "input", read_only=True),
         "ssm_state": Place("mamba", derive=mamba_ssm_state, gives_back=mamba_output),
@@ -229,8 +242,13 @@ ARCHITECTURES: dict[str, Callable[[Any], Architecture]] = {
 """By the `model_type` of a configuration. Every one passes the self-test in the tests, on its real code."""
 
 
-def site_points(model: nn.Module, prefix: str, architecture: Architecture, heads: int | None) -> list[SitePoint]:
-    """Give all sites of a loaded model, in the order in which it computes them; `prefix` leads to its headless part."""
+def site_points(
+    model: nn.Module, prefix: str, architecture: Architecture, heads: int | None, *, patterns: bool
+) -> list[SitePoint]:
+    """Give all sites of a loaded model, in the order in which it computes them; `prefix` leads to its headless part.
+
+    `patterns` says whether its attention computes patterns, as the eager implementation does.
+    """
     start = f"{prefix}." if prefix else ""
     try:
         blocks = [path for path, _ in model.get_submodule(start + architecture.blocks).named_children()]
@@ -243,7 +261,7 @@ def site_points(model: nn.Module, prefix: str, architecture: Architecture, heads
         points.append(SitePoint("resid_pre", layer, block, side="input"))
         for site in sorted(architecture.places, key=list(SITES).index):
             place = architecture.places[site]
-            if (path := f"{block}.{place.module}") in names:
+            if (path := f"{block}.{place.module}") in names and (patterns or site != "pattern"):
                 points.append(
                     SitePoint(
                         site,
@@ -253,6 +271,7 @@ def site_points(model: nn.Module, prefix: str, architecture: Architecture, heads
                         flat=place.flat,
                         heads=heads if place.heads else None,
                         derive=place.derive,
+                        keys=place.keys,
                         gives_back=place.gives_back,
                         read_only=place.read_only,
                     )

@@ -46,10 +46,14 @@ class Batch:
         ids_t, mask_t, positions_t = (torch.from_numpy(a).to(device) for a in (ids, mask, positions))
         return cls(ids_t, mask_t, positions_t, lengths, padding)
 
-    def rows(self, values: Any, index: int) -> Any:
-        """Cut sequence `index`'s own tokens out of `values`, a tensor or array of (batch, time, ...)."""
+    def rows(self, values: Any, index: int, *, keys: bool = False) -> Any:
+        """Cut sequence `index`'s own tokens out of `values`, a tensor or array of (batch, time, ...).
+
+        With `keys` the last axis is over tokens too, and is cut likewise.
+        """
         length = self.lengths[index]
-        return values[index, -length:] if self.padding == "left" else values[index, :length]
+        own = slice(-length, None) if self.padding == "left" else slice(0, length)
+        return values[index, own, ..., own] if keys else values[index, own]
 
 
 def split_sequences(tokens: pa.Table) -> list[np.ndarray]:

@@ -47,14 +47,15 @@ def check_batches(
         again = _alone(model, points, batch[-1])
     except ForwardError:
         return
-    for name in (p.name for p in points):
+    keys = {p.name: p.keys for p in points}
+    for name in keys:
         if _far(again[name][0], alone[len(batch) - 1][name][0]):
             raise ModelError(
                 f"Site {name}: the same sequence ({_shown(batch[-1])}) has other values each time. A model must draw "
                 "no random numbers, as dropout outside of evaluation mode does, and keep no state between calls."
             )
         for i, values in alone.items():
-            if _far(together.rows(found[name], i), values[name][0]):
+            if _far(together.rows(found[name], i, keys=keys[name]), values[name][0]):
                 raise ModelError(
                     f"Site {name}: a sequence ({_shown(batch[i])}) has other values in a batch than alone. "
                     + (

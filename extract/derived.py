@@ -31,6 +31,16 @@ class _Scan(NamedTuple):
     gate: Tensor
 
 
+def attention_pattern(attention: nn.Module, call: Call) -> Tensor:
+    """Give the attention pattern that an attention module returns beside its output, (batch, time, heads, time)."""
+    weights = call.output[1] if isinstance(call.output, tuple) and len(call.output) > 1 else None
+    if not isinstance(weights, Tensor) or weights.ndim != 4:
+        raise ModelError(
+            f"{type(attention).__name__} returns no attention pattern: load the model with --attention eager."
+        )
+    return weights.transpose(1, 2)
+
+
 def mamba_ssm_state(mixer: nn.Module, call: Call) -> Tensor:
     """Give the state of a Mamba mixer after each token, (batch, time, d_inner, d_state) float32.
 

@@ -133,7 +133,9 @@ def extract(
         vocab_size=loaded.vocab_size,
         labelers=labelers,
     )
-    arrays = choose_arrays(loaded, sites, layers, dtype, codec)
+    arrays = choose_arrays(
+        loaded, sites, layers, dtype, codec, longest=max((len(s.input_ids) for s in sequences), default=0)
+    )
     plan = make_plan(documents, sequences, unit_rows)
     if len(plan.units) > 1 and plan.waste > _WASTE_WARNING:
         warnings.append(

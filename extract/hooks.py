@@ -49,6 +49,8 @@ class SitePoint:
     """Into how many heads the last axis is divided: a row is (heads, size of a head)."""
     derive: Derive | None = None
     """How the value is computed from a call of the module, for what no module returns."""
+    keys: bool = False
+    """Whether the last axis is over the tokens of the sequence, as in an attention pattern."""
     gives_back: GiveBack | None = None
     """How the module's output follows from the derived value, so that a self-test can hold the two together."""
     read_only: bool = False

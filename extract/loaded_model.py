@@ -77,7 +77,7 @@ class LoadedModel:
     architecture: Architecture | None = None
     """What is known of a Hugging Face model; None for a function's."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """The trailing shape of each settled point, by name."""
+    """The trailing shape of each settled point, by name; 0 where an axis is over the tokens of a sequence."""
     dtypes: dict[str, str] = field(default_factory=dict)
     """The dtype of each settled point, by name."""
 
@@ -115,6 +115,8 @@ class LoadedModel:
         for full in (path, f"{self.prefix}.{path}"):
             if full in paths:
                 return SitePoint(name, None, full, side="input" if name.endswith(_INPUT) else "output")
+        if name == "pattern" and self.architecture is not None and "pattern" in self.architecture.places:
+            raise UnknownNameError("There is no site 'pattern' in this model as it is loaded: use --attention eager.")
         sites = dict.fromkeys(p.site for p in self.points if "." not in p.site)
         near = difflib.get_close_matches(path, [*sites, *paths], n=3)
         hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
@@ -149,7 +151,7 @@ class LoadedModel:
             ) from error
         hooks.check()
         for name, value in hooks.values.items():
-            expected = (*shape, *self.shapes.get(name, ()))
+            expected = (*shape, *(n or shape[1] for n in self.shapes.get(name, ())))
             if name in self.shapes and tuple(value.shape) != expected:
                 raise ModelError(
                     f"Site {name} has the shape {tuple(value.shape)} for {len(batch.lengths)} sequences of "

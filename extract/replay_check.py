@@ -143,7 +143,7 @@ class ReplayCheck:
             whole=any(p.site == "logits" for _, p in self.points) or last is not None,
         )
         tokens = n
-        expected = {array.name: plain.value(self.model, self._reference(point)).cpu() for array, point in self.points}
+        expected = {array.name: self._expected(plain, array, point) for array, point in self.points}
         values = self._values(where, kept, expected)
         head = self._head(where, kept, plain, last)
         patch = None
@@ -158,6 +158,10 @@ class ReplayCheck:
                 tokens += 2 * n
         self.tokens_replayed += tokens
         return ReplayedSequence(values, head, patch, tokens)
+
+    def _expected(self, plain: PlainForward, array: ArraySpec, point: SitePoint) -> Tensor:
+        value = plain.value(self.model, self._reference(point)).cpu()
+        return torch.nn.functional.pad(value, (0, array.shape[-1] - value.shape[-1])) if point.keys else value
 
     def _reference(self, point: SitePoint) -> SitePoint:
         """Give where a site must lie: in block i of the model's own list, whatever the capture was told."""

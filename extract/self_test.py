@@ -110,6 +110,7 @@ class SelfTest:
             self._sums(),
             self._head(),
             self._states(),
+            self._patterns(),
             *(self._batched(side) for side in ("none", "right", "left")),
             self._patched_back(),
             self._edits_are_felt(),
@@ -290,6 +291,13 @@ class SelfTest:
                 worst.see(output, _tensor(call.output), point.name)
         return worst.check("states", what, "no site is derived")
 
+    def _patterns(self) -> Check:
+        worst = _Worst()
+        for layer, value in self._of("pattern").items():
+            sums = value.float().sum(-1).to(value.dtype)
+            worst.see(sums, torch.ones_like(sums), f"pattern-{layer}")
+        return worst.check("patterns", "the attention pattern of a head sums to 1", "no pattern is computed")
+
     def _batched(self, side: Padding) -> Check:
         what = f"a sequence has the same values alone and in a batch padded on the {side}, in any order"
         members = range(len(self.sequences))
@@ -305,7 +313,7 @@ class SelfTest:
             rows = Batch.of(batch, side).rows
             for k, i in enumerate(order):
                 for point in self.points:
-                    worst.see(rows(values[point.name], k), self.alone[i][point.name][0], point.name)
+                    worst.see(rows(values[point.name], k, keys=point.keys), self.alone[i][point.name][0], point.name)
         return worst.check("alone" if side == "none" else side, what)
 
     def _patched_back(self) -> Check:

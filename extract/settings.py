@@ -34,10 +34,17 @@ def label_column(label: str) -> tuple[str, str]:
 
 
 def choose_arrays(
-    model: LoadedModel, sites: Sequence[str], layers: Sequence[int] | None, dtype: str | None, codec: str = "none"
+    model: LoadedModel,
+    sites: Sequence[str],
+    layers: Sequence[int] | None,
+    dtype: str | None,
+    codec: str = "none",
+    *,
+    longest: int = 0,
 ) -> tuple[ArraySpec, ...]:
     """Choose the arrays of a run: the asked sites at the asked layers (None: all), in the model's own order.
 
+    `longest` is the longest sequence's length, the width of an attention pattern.
     `UnknownNameError` lists the sites or layers that the model has. Without `dtype` each keeps its own.
     """
     points: list[SitePoint] = []
@@ -58,7 +65,13 @@ def choose_arrays(
     order = [p.name for p in model.points]
     points.sort(key=lambda p: order.index(p.name))  # the order in which they were asked for says nothing
     return tuple(
-        ArraySpec(p.site, p.layer, stored_dtype(dtype or model.dtypes[p.name]).name, model.shapes[p.name], codec)
+        ArraySpec(
+            p.site,
+            p.layer,
+            stored_dtype(dtype or model.dtypes[p.name]).name,
+            tuple(n or longest for n in model.shapes[p.name]),
+            codec,
+        )
         for p in points
     )
 

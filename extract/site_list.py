@@ -35,8 +35,8 @@ class SiteListing:
 
     @property
     def shape_text(self) -> str:
-        """The shape with a multiplication sign between its axes."""
-        return " x ".join(map(str, self.shape))
+        """The shape with a multiplication sign between its axes; an axis over a sequence's tokens is called so."""
+        return " x ".join(str(n) if n else "tokens" for n in self.shape)
 
     def to_json(self) -> dict[str, Any]:
         """Give the listing as plain data."""

@@ -9,6 +9,7 @@ SITES: dict[str, str] = {
     "embed": "what enters the first block: token embeddings, with positions and norm where the model adds them there",
     "resid_pre": "the residual stream as it enters block i",
     "z": "the heads' outputs before they are mixed by the output projection, (heads, head size)",
+    "pattern": "the attention pattern: how much each head attends to each token of the sequence, (heads, tokens)",
     "attn_out": "what the attention of block i adds to the residual stream",
     "conv_out": "the output of the mixer's causal convolution, after its activation",
     "ssm_state": "the recurrent state after each token",
@@ -32,6 +33,8 @@ _LENS = {
     "mlp_out": "mlp_out",
     "attn.hook_z": "z",
     "attn.z": "z",
+    "attn.hook_pattern": "pattern",
+    "attn.pattern": "pattern",
 }
 _LENS_NAME = re.compile(r"blocks\.(\d+)\.(?:hook_)?([a-z_.]+)")
 _SHORT_NAME = re.compile(r"hook_([a-z_]+)")

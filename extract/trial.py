@@ -40,7 +40,7 @@ def settle(model: LoadedModel, points: Sequence[SitePoint]) -> list[SitePoint]:
                 )
             swapped = seen == (length, batch_size)
             settled.append(replace(point, time_first=True) if swapped else point)
-            shapes[point.name] = tuple(value.shape[2:])
+            shapes[point.name] = (*value.shape[2:-1], 0) if point.keys else tuple(value.shape[2:])
             dtypes[point.name] = str(value.dtype).removeprefix("torch.")
         points = settled
     model.shapes |= shapes

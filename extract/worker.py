@@ -67,7 +67,8 @@ class ExtractWorker:
                 for array, point in self.points:
                     bits = to_bits(values.pop(point.name), array, point)
                     for k, i in enumerate(members):
-                        writer.write(array.name, int(first[i]), batch.rows(bits, k))
+                        rows = batch.rows(bits, k, keys=True) if point.keys else batch.rows(bits, k)
+                        writer.write(array.name, int(first[i]), widened(rows, array) if point.keys else rows)
                 for i in members:
                     padded[i] = batch.input_ids.shape[1] - lengths[i]
             replay = self.replay.check(unit, sequences, names, first.tolist(), padded, writer.read)
@@ -91,6 +92,12 @@ class ExtractWorker:
                 return ForwardError(f"Unit {unit}, sequence {name} ({len(ids)} tokens): {alone}")
         shown = ", ".join(map(str, members)) if len(members) < 9 else f"{min(members)} to {max(members)}"
         return ForwardError(f"Unit {unit}, sequences {shown} together, and none of them alone: {error}")
+
+
+def widened(rows: np.ndarray, array: ArraySpec) -> np.ndarray:
+    """Widen the last axis of a pattern, over a sequence's tokens, to the array's: no token attends to what is not."""
+    missing = array.shape[-1] - rows.shape[-1]
+    return np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, missing)])
 
 
 def to_bits(value: torch.Tensor, array: ArraySpec, point: SitePoint) -> Any:

@@ -272,3 +272,40 @@ def test_weights_that_a_checkpoint_lacks_are_refused(tmp_path):
     ):
         warnings.simplefilter("error")
         load_model(ModelSource(str(folder)))
+
+
+@pytest.mark.parametrize("family", ["bert", "bloom", "gemma2", "gpt2", "gpt_neox", "jamba", "llama", "opt"])
+@pytest.mark.parametrize("padding", ["right", "left"])
+def test_a_stored_attention_pattern_is_that_of_the_sequence_alone(tmp_path, family, padding):
+    ids = sequences(lengths=(9, 3, 1, 17))
+    name = model_name(tmp_path, family)
+    extract(
+        name,
+        write_ids(tmp_path / "i.jsonl", ids),
+        tmp_path / "lake",
+        run="r",
+        sites="pattern",
+        attention="eager",
+        padding=padding,
+    )
+    model = transformers.AutoModel.from_pretrained(name, attn_implementation="eager").eval()
+    for n, found in enumerate(stored(tmp_path / "lake", ids, "r")):
+        with torch.no_grad():
+            expected = model(torch.tensor([ids[n]]), output_attentions=True).attentions
+        layers = [int(k.rpartition("-")[2]) for k in found]
+        assert len(layers) == len(expected)
+        for layer, weights in zip(layers, expected, strict=True):
+            value = found[f"pattern-{layer}"]
+            assert value.shape == (len(ids[n]), 4, 17)
+            np.testing.assert_allclose(
+                value[..., : len(ids[n])], weights[0].transpose(0, 1).numpy(), atol=1e-5, rtol=0, err_msg=f"{layer}"
+            )
+            assert not value[..., len(ids[n]) :].any()
+
+
+def test_a_pattern_that_is_not_computed_is_refused_with_what_to_do(tmp_path):
+    from layerlake.errors import UnknownNameError
+
+    name = model_name(tmp_path, "llama")
+    with pytest.raises(UnknownNameError, match="--attention eager"):
+        extract(name, write_ids(tmp_path / "i.jsonl", sequences()), tmp_path / "lake", sites="pattern")
