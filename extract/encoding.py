@@ -37,8 +37,11 @@ class Encoding:
         return len(self.ids) - int(self.special.sum())
 
 
-def encode(tokenizer: Any, texts: Sequence[str]) -> list[Encoding]:
-    """Tokenize `texts` as ``tokenizer(text)`` does: its own special tokens, no padding, no truncation."""
+def encode(tokenizer: Any, texts: Sequence[str], *, special_tokens: bool = True) -> list[Encoding]:
+    """Tokenize `texts` as ``tokenizer(text)`` does: its own special tokens, no padding, no truncation.
+
+    Without `special_tokens` as ``tokenizer(text, add_special_tokens=False)`` does: none are added.
+    """
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(
             f"The tokenizer {type(tokenizer).__name__} cannot say which characters a token stands for,"
@@ -47,6 +50,7 @@ def encode(tokenizer: Any, texts: Sequence[str]) -> list[Encoding]:
         )
     batch = tokenizer(
         list(texts),
+        add_special_tokens=special_tokens,
         padding=False,
         truncation=False,
         return_offsets_mapping=True,

@@ -17,7 +17,8 @@ from ..store.dtypes import stored_dtype
 from ..store.run import ArraySpec, RunRecord
 from .batch import Padding
 from .hooks import SitePoint
-from .loaded_model import LoadedModel, ModelSource
+from .hub_rows import HUB_PREFIX
+from .loaded_model import LoadedModel, ModelSource, short_path
 from .sites import parse_site
 
 _MAMBA_KERNELS = ("mamba-ssm", "causal-conv1d", "kernels", "mambapy")
@@ -61,6 +62,13 @@ def choose_arrays(
         ArraySpec(p.site, p.layer, stored_dtype(dtype or model.dtypes[p.name]).name, model.shapes[p.name], codec)
         for p in points
     )
+
+
+def check_special_tokens(asked: str) -> bool:
+    """Say whether the tokenizer adds its special tokens: ``auto`` or ``none``, else `RequestError`."""
+    if asked not in ("auto", "none"):
+        raise RequestError(f"{asked!r} is not a rule for special tokens; use auto (the tokenizer's own) or none.")
+    return asked == "auto"
 
 
 def choose_padding(model: LoadedModel, asked: str | None) -> Padding:
@@ -137,8 +145,17 @@ def loadable(source: ModelSource) -> dict[str, Any]:
     return spec
 
 
+def data_title(data: str | os.PathLike[str]) -> str:
+    """Give a short name of data for people: ``hf:`` and the name of a data set, or the end of a path."""
+    spec = os.fspath(data)
+    if not spec.startswith(HUB_PREFIX):
+        return short_path(spec)
+    name = spec.removeprefix(HUB_PREFIX)
+    return HUB_PREFIX + (short_path(name) if Path(name).expanduser().is_dir() else name)
+
+
 def default_name(source: ModelSource, data: str | os.PathLike[str]) -> str:
     """Make a run's name from those of model and data."""
-    stem = Path(os.fspath(data).rstrip("/*")).stem or "data"
+    stem = Path(os.fspath(data).removeprefix(HUB_PREFIX).rstrip("/*")).stem or "data"
     raw = f"{source.title.split('/')[-1].replace(':', '.')}-{stem}"
     return "".join(c if (c.isalnum() and c.isascii()) or c in "._-" else "-" for c in raw).strip("-._")[:100] or "run"

@@ -1,0 +1,158 @@
+"""Chats: messages rendered by the tokenizer's own template, and whose words each token of the result stands for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError
+from .data import Chat, Document
+from .failure import one_line
+
+ROLE = "role"
+"""The label column that says whose message a token belongs to."""
+
+_Render = Callable[[Sequence[dict[str, Any]]], str]
+
+
+def render_chats(
+    documents: Sequence[Document], tokenizer: Any | None, *, generation_prompt: bool = False, roles: bool = True
+) -> tuple[list[Document], dict[str, Any] | None]:
+    """Give the documents with the text that the chat template makes of messages, and what the run must record.
+
+    The text is ``tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)``;
+    character spans count in it. The record, None where no document is a chat, has the template's hash.
+
+    With `roles` each content is found in the text, so that tokens can be told apart by message: the template is
+    rendered again with marks in place of the contents, which shows what it writes around them; the text must be that
+    with the contents put back, whole or without the white space at their ends. `DataError` where it is not, and where
+    there is no template or it refuses the messages.
+    """
+    first = next((d for d in documents if d.chat is not None), None)
+    if first is None:
+        return list(documents), None
+    if tokenizer is None:
+        raise DataError(f"The document {first.name} is messages and the model has no tokenizer. Give 'input_ids'.")
+    try:
+        template = tokenizer.get_chat_template()
+    except (AttributeError, ValueError) as error:
+        several = isinstance(getattr(tokenizer, "chat_template", None), dict)
+        has = "has several chat templates and no default one" if several else "has no chat template"
+        raise DataError(
+            f"The document {first.name} is messages, and the tokenizer of the model {has}. Give text, or a model whose "
+            "tokenizer has one."
+        ) from error
+
+    def render(messages: Sequence[dict[str, Any]]) -> str:
+        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=generation_prompt)
+
+    rendered = [d if d.chat is None else _rendered(d, d.chat, render, roles) for d in documents]
+    digest = hashlib.sha256(template.encode()).hexdigest()
+    return rendered, {"template": digest, "generation_prompt": generation_prompt, "roles": roles}
+
+
+def _rendered(document: Document, chat: Chat, render: _Render, roles: bool) -> Document:
+    try:
+        text = render(chat.messages)
+    except Exception as error:  # a template is a program, and raises what it likes
+        raise DataError(
+            f"The chat template fails on the document {document.name}: {one_line(error)}. Mend its messages."
+        ) from error
+    if not text:
+        raise DataError(f"The chat template makes nothing of the document {document.name}. Remove it.")
+    spans = _locate(document.name, text, chat.messages, render) if roles else None
+    return replace(document, text=text, chat=replace(chat, spans=spans))
+
+
+def _locate(
+    name: str, text: str, messages: Sequence[dict[str, Any]], render: _Render
+) -> tuple[tuple[int, int, str], ...]:
+    """Find where each content stands in the rendered text, or raise `DataError`; never a guess."""
+    salt = "qz"
+    while salt in text:
+        salt += "z"
+    marks = [f"{salt}{number:06d}x" for number in range(len(messages))]
+    try:
+        probe = render([m | {"content": mark} for m, mark in zip(messages, marks, strict=True)])
+    except Exception as error:  # it reads the contents, and raises what it likes
+        raise DataError(_unlocated(name, f"it fails on other contents ({one_line(error)})")) from error
+    for number, (message, mark) in enumerate(zip(messages, marks, strict=True), 1):
+        if (count := probe.count(mark)) != 1:
+            times = "does not write" if not count else f"writes {count} times"
+            raise DataError(_unlocated(name, f"it {times} the content of message {number} ({message['role']})"))
+    order = sorted(range(len(marks)), key=lambda i: probe.index(marks[i]))
+    glue, at = [], 0
+    for i in order:
+        begin = probe.index(marks[i])
+        glue.append(probe[at:begin])
+        at = begin + len(marks[i])
+    glue.append(probe[at:])
+    # where the text can have got to -> the spans so far, linked; None: in more than one way
+    ways: dict[int, Any] = {len(glue[0]): ()} if text.startswith(glue[0]) else {}
+    for i, after in zip(order, glue[1:], strict=True):
+        found: dict[int, Any] = {}
+        for begin, before in ways.items():
+            for written in _variants(messages[i]["content"]):
+                end = begin + len(written)
+                if text.startswith(written, begin) and text.startswith(after, end):
+                    way = None if before is None or end + len(after) in found else (before, begin, end, i)
+                    found[end + len(after)] = way
+        if not found:
+            raise DataError(
+                _unlocated(name, f"it changes message {i + 1} ({messages[i]['role']}) or what is around it")
+            )
+        ways = found
+    way = ways.get(len(text))
+    if way is None:
+        raise DataError(_unlocated(name, "its messages can be found in it in more than one way, or in none"))
+    spans = []
+    while way:
+        way, begin, end, i = way
+        spans.append((begin, end, messages[i]["role"]))
+    return tuple(reversed(spans))
+
+
+def _variants(content: str) -> list[str]:
+    """Give what templates write of a content: all of it, or without white space or line ends at its ends."""
+    each = [content, content.strip(), content.lstrip(), content.rstrip()]
+    each += [content.strip("\n"), content.lstrip("\n"), content.rstrip("\n")]
+    return list(dict.fromkeys(each))
+
+
+def _unlocated(name: str, why: str) -> str:
+    return (
+        f"Which tokens of the document {name} belong to which message cannot be said exactly, because of what the chat "
+        f"template does: {why}. Leave the roles out with --no-roles, or the document."
+    )
+
+
+def mark_tokens(
+    chat: Chat, ids: np.ndarray, start: np.ndarray, end: np.ndarray, special_ids: np.ndarray
+) -> tuple[np.ndarray, list[str | None]]:
+    """Say of n tokens of a rendered chat which are special, bool (n,), and whose message each belongs to.
+
+    A token belongs to the message of whose content it holds a character (white space in front left out, as in its
+    span); of two, to the first. What the template wrote, the names of roles included, belongs to none. Special are the
+    tokenizer's special tokens that the template wrote: one that is written in a content is text, as it is elsewhere.
+    Where the contents were not looked for, all of them are special.
+    """
+    special = np.isin(ids, special_ids)
+    spans = [span for span in chat.spans or () if span[0] < span[1]]
+    if not spans:
+        return special, [None] * len(ids)
+    begins, ends = np.array([s[0] for s in spans]), np.array([s[1] for s in spans])
+    first = np.searchsorted(ends, start, side="right")  # the first content that ends after the token begins
+    inside = first < len(spans)
+    inside[inside] = begins[first[inside]] < np.maximum(end, start + 1)[inside]
+    names = [spans[k][2] if within else None for k, within in zip(first.tolist(), inside.tolist(), strict=True)]
+    return special & ~inside, names
+
+
+def special_ids(tokenizer: Any) -> np.ndarray:
+    """List the ids of a tokenizer's special tokens, (k,), those without a name of their own included."""
+    added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return np.array(sorted(added | set(tokenizer.all_special_ids)), np.int64)
