@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from ..errors import DataError, MissingExtraError, RequestError, UnknownNameError, WorldError
 from .arrow_rows import arrow_rows
-from .rows import Columns, RowTable
 from .failure import one_line
+from .rows import Columns, Row, RowTable
 
 HUB_PREFIX = "hf:"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -36,25 +38,42 @@ def hub_rows(spec: str, columns: Columns, *, config: str | None, splits: Sequenc
     name, revision = _name(spec)
     wanted = [_Part.of(split) for split in splits]
     folder = Path(name).expanduser()
-    parts = _load(spec, folder if folder.is_dir() else None, name, revision, config)
+    local = folder if folder.is_dir() else None
+    found = _load(spec, local, name, revision, config)
     for part in wanted:
-        if part.split not in parts:
-            raise UnknownNameError.of("split", part.split, [str(k) for k in parts if k], f" in {spec}")
-    chosen = wanted or [_Part(split, 0, None) for split in parts]
-    title = folder.resolve().name if folder.is_dir() else name
-    tables = []
-    for part in chosen:
-        rows = parts[part.split]
-        end = len(rows) if part.end is None else min(part.end, len(rows))
-        called = f"{title}/{part.split}" if part.split else title
-        names = tuple(rows.column_names)
-        asked = {*columns.content, *columns.others}
-        kept = [n for n in names if n in asked] or list(names[:1])
-        tables_of = rows.select(range(min(part.begin, end), end)).select_columns(kept).with_format("arrow")
-        listed = list(arrow_rows(tables_of.iter(_ROWS_A_BATCH), columns, f"{HUB_PREFIX}{called}", part.begin + 1))
-        own = part.split if len({p.split for p in chosen}) > 1 else None
-        tables.append(RowTable(called, names, listed, own))
-    return tables
+        if part.split not in found:
+            raise UnknownNameError.of("split", part.split, [k for k in found if k], f" in {spec}")
+    parts = wanted or [_Part(split, 0, None) for split in found]
+    _refuse_twice(parts)
+    title = local.resolve().name if local else name
+    several = len({part.split for part in parts}) > 1
+    return [_read_part(found[part.split], part, title, columns, several=several) for part in parts]
+
+
+def _read_part(rows: Any, part: _Part, title: str, columns: Columns, *, several: bool) -> RowTable:
+    """Read some rows of a split, a `datasets.Dataset`; of its columns only those that are asked for."""
+    called = f"{title}/{part.split}" if part.split else title
+    names = tuple(rows.column_names)
+    asked = {*columns.content, *columns.others}
+    kept = [n for n in names if n in asked] or list(names[:1])
+    end = len(rows) if part.end is None else min(part.end, len(rows))
+    listed: list[Row] = []
+    if part.begin < end:
+        tables = rows.select(range(part.begin, end)).select_columns(kept).with_format("arrow").iter(_ROWS_A_BATCH)
+        try:
+            listed = list(arrow_rows(tables, columns, f"{HUB_PREFIX}{called}", part.begin + 1))
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{HUB_PREFIX}{called} cannot be read: {one_line(error)}. Load it anew.") from error
+    return RowTable(called, names, listed, part.split if several else None)
+
+
+def _refuse_twice(parts: Sequence[_Part]) -> None:
+    for at, one in enumerate(parts):
+        for other in parts[:at]:
+            begin = max(one.begin, other.begin)
+            end = min(part.end if part.end is not None else begin + 1 for part in (one, other))
+            if one.split == other.split and begin < end:
+                raise RequestError(f"Row {begin} of the split {one.split!r} is asked for twice. Name each row once.")
 
 
 @dataclass(frozen=True)
