@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, RequestError
+from ..store.durable import canonical_json
 from .data import Chat, Document
 from .failure import one_line
 
@@ -20,21 +23,28 @@ _Render = Callable[[Sequence[dict[str, Any]]], str]
 
 
 def render_chats(
-    documents: Sequence[Document], tokenizer: Any | None, *, generation_prompt: bool = False, roles: bool = True
-) -> tuple[list[Document], dict[str, Any] | None]:
-    """Give the documents with the text that the chat template makes of messages, and what the run must record.
+    documents: Sequence[Document],
+    tokenizer: Any | None,
+    *,
+    generation_prompt: bool = False,
+    roles: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> tuple[list[Document], dict[str, Any] | None, list[str]]:
+    """Give the documents with the text that the chat template makes of messages, what to record, and warnings.
 
-    The text is ``tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)``;
-    character spans count in it. The record, None where no document is a chat, has the template's hash.
+    The text is ``tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt,
+    **options)``; character spans count in it. The record, None where no document is a chat, has the template's hash.
 
     With `roles` each content is found in the text, so that tokens can be told apart by message: the template is
     rendered again with marks in place of the contents, which shows what it writes around them; the text must be that
     with the contents put back, whole or without the white space at their ends. `DataError` where it is not, and where
-    there is no template or it refuses the messages.
+    there is no template or it refuses the messages; `RequestError` for an option that the template does not read.
     """
     first = next((d for d in documents if d.chat is not None), None)
     if first is None:
-        return list(documents), None
+        if options:
+            raise RequestError("The data hold no messages, so no chat template is there to take --chat-option.")
+        return list(documents), None, []
     if tokenizer is None:
         raise DataError(f"The document {first.name} is messages and the model has no tokenizer. Give 'input_ids'.")
     try:
@@ -47,12 +57,34 @@ def render_chats(
             "tokenizer has one."
         ) from error
 
+    given = dict(options or {})
+    own = inspect.signature(tokenizer.apply_chat_template).parameters
+    for name in given:
+        if name in own or name in ("messages", "conversations") or not re.search(rf"\b{re.escape(name)}\b", template):
+            raise RequestError(f"The chat template reads no option {name!r}: leave it out, or look for its name there.")
+
+    try:
+        canonical_json(given)
+    except (TypeError, ValueError, UnicodeEncodeError) as error:
+        raise RequestError(
+            f"The options of the chat template cannot be recorded: {error}. Give JSON values."
+        ) from error
+
     def render(messages: Sequence[dict[str, Any]]) -> str:
-        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=generation_prompt)
+        return tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=generation_prompt, **given
+        )
 
     rendered = [d if d.chat is None else _rendered(d, d.chat, render, roles) for d in documents]
     digest = hashlib.sha256(template.encode()).hexdigest()
-    return rendered, {"template": digest, "generation_prompt": generation_prompt, "roles": roles}
+    warnings = []
+    if "strftime_now" in template and not given:
+        warnings.append(
+            "The chat template can write the date of today, and then the same command makes other tokens tomorrow. "
+            "Where it has an option for the date, give it, as in --chat-option date_string='1 Jan 2026'."
+        )
+    record = {"template": digest, "generation_prompt": generation_prompt, "roles": roles, "options": given}
+    return rendered, record, warnings
 
 
 def _rendered(document: Document, chat: Chat, render: _Render, roles: bool) -> Document:

@@ -66,6 +66,13 @@ def extract(
     generation_prompt: Annotated[
         bool, typer.Option("--generation-prompt", help="End chats with the start of the next answer.")
     ] = False,
+    chat_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="An option of the chat template, such as enable_thinking=false; repeat for more.",
+        ),
+    ] = None,
     roles: Annotated[
         bool, typer.Option("--roles/--no-roles", help="Label the tokens of chats with whose message they are.")
     ] = True,
@@ -121,6 +128,7 @@ def extract(
 
     from ..store.printing import count, print_json
     from .driver import extract as run_extraction
+    from .settings import chat_options
 
     report = run_extraction(
         model,
@@ -135,6 +143,7 @@ def extract(
         text_column=text_column,
         messages_column=messages_column,
         generation_prompt=generation_prompt,
+        chat_options=chat_options(chat_option or ()),
         roles=roles,
         special_tokens=special_tokens,
         label_columns=label_column or (),

@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -80,6 +80,7 @@ def extract(
     text_column: str = "text",
     messages_column: str | None = None,
     generation_prompt: bool = False,
+    chat_options: Mapping[str, Any] | None = None,
     roles: bool = True,
     special_tokens: str = "auto",
     label_columns: Sequence[str] = (),
@@ -109,14 +110,14 @@ def extract(
     `model` is a local Hugging Face folder, a hub name, or ``package.module:function``. `data` is a file,
     a folder, a glob, or ``hf:NAME``: `read_documents` says what of each is a document, with `text_column`,
     `messages_column`, `label_columns`, `split_column`, `data_config` and `data_splits`. Messages are rendered by the
-    tokenizer's chat template, with `generation_prompt` up to the next answer; with `roles` each token gets the label
-    ``role``. `special_tokens` is ``auto``, the tokenizer's own in every window, or ``none``. `sites` and `layers`
-    choose arrays (layers: all). `dtype` is the stored dtype (default: each site's own, which loses nothing). `codec` is
-    ``none``, raw rows, or ``archive``, compressed without loss, which tensorstore reads. `window` splits documents at
-    lines into sequences of at most so many tokens. `labels` name labelers, as ``code-depth`` or
-    ``column=package.module:function``. `attention` is the implementation that transformers shall
-    take (sdpa, eager, ...). `padding` is ``right``, ``left`` or ``none`` (default: the first that the model
-    is known to be unmoved by). `threads` are compute threads a worker.
+    tokenizer's chat template, with `generation_prompt` up to the next answer and with `chat_options`; with `roles` each
+    token gets the label ``role``. `special_tokens` is ``auto``, the tokenizer's own in every window, or ``none``.
+    `sites` and `layers` choose arrays (layers: all). `dtype` is the stored dtype (default: each site's own, which loses
+    nothing). `codec` is ``none``, raw rows, or ``archive``, compressed without loss, which tensorstore reads. `window`
+    splits documents at lines into sequences of at most so many tokens. `labels` name labelers, as ``code-depth`` or
+    ``column=package.module:function``. `attention` is the implementation that transformers shall take (sdpa, eager,
+    ...). `padding` is ``right``, ``left`` or ``none`` (default: the first that the model is known to be unmoved by).
+    `threads` are compute threads a worker.
     """
     started = time.perf_counter()
     if not isinstance(model, str) or not isinstance(data, (str, os.PathLike)):
@@ -154,8 +155,10 @@ def extract(
     source = ModelSource(model, revision, model_dtype, trust_remote_code, attention)
     with _torch_threads(threads):
         loaded = load_model(source, device=device)
-    documents, chat = render_chats(documents, loaded.tokenizer, generation_prompt=generation_prompt, roles=roles)
-    sequences, warnings = make_sequences(
+    documents, chat, warnings = render_chats(
+        documents, loaded.tokenizer, generation_prompt=generation_prompt, roles=roles, options=chat_options
+    )
+    sequences, more = make_sequences(
         documents,
         loaded.tokenizer,
         window=window,
@@ -164,6 +167,7 @@ def extract(
         labelers=labelers,
         special_tokens=add_special_tokens,
     )
+    warnings += more
     arrays = choose_arrays(loaded, sites, layers, dtype, codec)
     plan = make_plan(documents, sequences, unit_rows)
     if len(plan.units) > 1 and plan.waste > _WASTE_WARNING:

@@ -71,6 +71,23 @@ def check_special_tokens(asked: str) -> bool:
     return asked == "auto"
 
 
+def chat_options(given: Sequence[str]) -> dict[str, Any]:
+    """Read options of a chat template, ``NAME=VALUE`` each: true, false and numbers as in JSON, all else is text."""
+    options: dict[str, Any] = {}
+    for option in given:
+        name, equals, text = option.partition("=")
+        if not equals or not name.isidentifier():
+            raise RequestError(f"{option!r} is no option of a chat template: write it as NAME=VALUE.")
+        if name in options:
+            raise RequestError(f"The option {name!r} of the chat template is given twice. Give it once.")
+        try:
+            value = json.loads(text, parse_constant=str)
+        except ValueError:
+            value = text
+        options[name] = value if isinstance(value, bool | int | float | str) else text
+    return options
+
+
 def choose_padding(model: LoadedModel, asked: str | None) -> Padding:
     """Choose the padding side; `RequestError` for one that the model is not known to be unmoved by."""
     known = cast("tuple[Padding, ...]", (*model.padding, "none"))

@@ -19,6 +19,7 @@ from layerlake.errors import DataError, RequestError, SettingsDifferError, Unkno
 from layerlake.extract.chat import mark_tokens, render_chats
 from layerlake.extract.data import Chat, Document, default_split, read_documents
 from layerlake.extract.driver import extract
+from layerlake.extract.settings import chat_options
 from layerlake.extract.windows import Sequence, make_sequences
 from layerlake.store.lake import Lake
 from some_tokenizers import byte_level_bpe, tokenizer
@@ -65,7 +66,7 @@ def messages(document: Document) -> list[dict[str, Any]]:
 
 
 def made(documents: list[Document], tokens: Any, *, window: int | None = None, **more: Any) -> list[Sequence]:
-    rendered, record = render_chats(documents, tokens, **more)
+    rendered, record, _ = render_chats(documents, tokens, **more)
     assert record is not None
     sequences, _ = make_sequences(rendered, tokens, window=window, max_length=None, vocab_size=None)
     return sequences
@@ -92,7 +93,7 @@ def test_E11_U03_ids_are_those_of_the_template_with_one_bos_at_most(template: st
 def test_a_token_has_the_role_of_the_message_whose_characters_it_holds() -> None:
     tokens = chat_tokenizer(CHATML)
     document = chat(("user", "user"), ("assistant", "the <|im_end|> cat"))
-    (rendered,), _ = render_chats([document], tokens)
+    (rendered,), *_ = render_chats([document], tokens)
     text = "<|im_start|>user\nuser<|im_end|>\n<|im_start|>assistant\nthe <|im_end|> cat<|im_end|>\n"
     assert rendered.text == text
     assert rendered.chat is not None
@@ -119,7 +120,7 @@ def test_contents_are_found_where_the_template_wrote_them(template: str, data: s
     )
     turns = [("system", data.draw(content)), ("user", data.draw(content)), ("assistant", data.draw(content))]
     tokens = chat_tokenizer(template)
-    (rendered,), _ = render_chats([chat(*turns)], tokens)
+    (rendered,), *_ = render_chats([chat(*turns)], tokens)
     text = rendered.text
     assert text is not None and rendered.chat is not None and rendered.chat.spans is not None
     by_role = {role: text[a:b] for a, b, role in rendered.chat.spans}
@@ -129,7 +130,7 @@ def test_contents_are_found_where_the_template_wrote_them(template: str, data: s
         assert by_role[role] == (said if whole else said.strip())
     # what is left is the same whatever was said
     other = [(role, "#") for role, _ in turns]
-    (again,), _ = render_chats([chat(*other)], tokens)
+    (again,), *_ = render_chats([chat(*other)], tokens)
     assert _glue(rendered) == _glue(again)
 
 
@@ -188,7 +189,7 @@ def test_a_template_whose_contents_cannot_be_found_or_that_fails_names_the_docum
 def test_windows_of_a_chat_hold_no_special_token_that_the_template_did_not_write() -> None:
     tokens = chat_tokenizer(CHATML)
     document = chat(*[("user", f"the cat {k}\nsat on the mat") for k in range(9)])
-    (rendered,), _ = render_chats([document], tokens)
+    (rendered,), *_ = render_chats([document], tokens)
     assert rendered.text is not None
     sequences = made([document], tokens, window=32)
     assert len(sequences) > 3
@@ -220,7 +221,7 @@ def test_chats_texts_and_ids_go_together_and_only_texts_get_the_tokenizers_speci
 
 def test_E11_a_bos_in_the_first_message_is_warned_of() -> None:
     tokens = chat_tokenizer("{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}")
-    rendered, _ = render_chats([chat(("user", "<s>the cat"), name="twice")], tokens)
+    rendered, *_ = render_chats([chat(("user", "<s>the cat"), name="twice")], tokens)
     _, warnings = make_sequences(rendered, tokens, window=None, max_length=None, vocab_size=None)
     assert len(warnings) == 1 and "chat template, puts '<s>'" in warnings[0] and "twice" in warnings[0]
 
@@ -235,6 +236,29 @@ def test_no_tokenizer_no_template_and_several_templates_are_one_sentence() -> No
         with pytest.raises(DataError, match=says):
             render_chats([chat(("user", "hello"))], tokens)
     assert render_chats([Document("a", "t", None, {}, None)], None)[1] is None
+
+
+def test_options_go_to_the_template_and_those_that_it_does_not_read_are_refused() -> None:
+    dated = "{{ date_string if date_string is defined else strftime_now('%d %b %Y') }}" + CHATML
+    tokens, document = chat_tokenizer(dated), chat(("user", "hello"))
+    (today,), record, warnings = render_chats([document], tokens)
+    assert record is not None and record["options"] == {}
+    assert len(warnings) == 1 and "other tokens tomorrow" in warnings[0]
+    (fixed,), record, warnings = render_chats([document], tokens, options={"date_string": "1 Jan 2026"})
+    assert fixed.text == "1 Jan 2026<|im_start|>user\nhello<|im_end|>\n" != today.text
+    assert record is not None and record["options"] == {"date_string": "1 Jan 2026"} and warnings == []
+    for name in ("date", "tokenize", "chat_template", "messages"):
+        with pytest.raises(RequestError, match=rf"reads no option '{name}'"):
+            render_chats([document], tokens, options={name: "x"})
+    with pytest.raises(RequestError, match="hold no messages"):
+        render_chats([Document("a", "t", None, {}, None)], tokens, options={"date_string": "x"})
+    with pytest.raises(RequestError, match="cannot be recorded"):
+        render_chats([document], tokens, options={"date_string": {1, 2}})
+    given = ["g=NaN", "a=true", "b=3", "c=26 Jul 2024", "d=", 'e="5"', "f=[1]"]
+    assert chat_options(given) == {"g": "NaN", "a": True, "b": 3, "c": "26 Jul 2024", "d": "", "e": "5", "f": "[1]"}
+    for wrong, says in ((["a"], "write it as NAME=VALUE"), (["=1"], "NAME=VALUE"), (["a=1", "a=2"], "given twice")):
+        with pytest.raises(RequestError, match=says):
+            chat_options(wrong)
 
 
 def test_a_chat_is_on_the_same_side_of_the_split_for_every_template() -> None:
@@ -326,7 +350,7 @@ def test_a_run_of_chats_can_be_asked_for_roles_and_knows_its_template(tmp_path: 
     mine = opened.select("SELECT run, row FROM tokens WHERE role = 'assistant' ORDER BY row")
     assert mine.array(layer=1, site="resid_post").shape == (sum(r["role"] == "assistant" for r in rows), 32)
     template = hashlib.sha256(LLAMA3.encode()).hexdigest()
-    expected = {"template": template, "generation_prompt": False, "roles": True}
+    expected = {"template": template, "generation_prompt": False, "roles": True, "options": {}}
     assert opened.run("r").record.settings["chat"] == expected
     assert extract(str(model), data, lake, run="r", label_columns=["harmful"]).units_done == 0
     with pytest.raises(SettingsDifferError, match=r"chat\.generation_prompt: the run has False, asked was True"):
