@@ -42,8 +42,8 @@ def render_chats(
     """
     first = next((d for d in documents if d.chat is not None), None)
     if first is None:
-        if options:
-            raise RequestError("The data hold no messages, so no chat template is there to take --chat-option.")
+        if options or generation_prompt:
+            raise RequestError("The data hold no messages: --generation-prompt and --chat-option are for chats only.")
         return list(documents), None, []
     if tokenizer is None:
         raise DataError(f"The document {first.name} is messages and the model has no tokenizer. Give 'input_ids'.")

@@ -143,7 +143,7 @@ def _check_columns(spec: str, tables: Sequence[RowTable], columns: Columns) -> N
             if column not in known:
                 hint = "" if tables else " (only rows of .jsonl, .csv, .parquet or hf: data have columns)"
                 raise UnknownNameError.of(f"{kind} column", column, known, f" in {spec}{hint}")
-    if tables and not any(column in known for column in columns.content):
+    if (tables or columns.messages is not None) and not any(column in known for column in columns.content):
         first, *more = columns.content
         kind = "messages" if columns.messages is not None else "text"
         rest = f", nor a column {' or '.join(map(repr, more))}" if more else ""

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layerlake.__main__ import app
 from layerlake.errors import DataError, RequestError, SettingsDifferError, UnknownNameError
 from layerlake.extract.chat import mark_tokens, render_chats
 from layerlake.extract.data import Chat, Document, default_split, read_documents
@@ -24,6 +25,7 @@ from layerlake.extract.windows import Sequence, make_sequences
 from layerlake.store.lake import Lake
 from some_tokenizers import byte_level_bpe, tokenizer
 from toy_models import save_model
+from typer.testing import CliRunner
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -252,6 +254,8 @@ def test_options_go_to_the_template_and_those_that_it_does_not_read_are_refused(
             render_chats([document], tokens, options={name: "x"})
     with pytest.raises(RequestError, match="hold no messages"):
         render_chats([Document("a", "t", None, {}, None)], tokens, options={"date_string": "x"})
+    with pytest.raises(RequestError, match="--generation-prompt and --chat-option are for chats only"):
+        render_chats([Document("a", "t", None, {}, None)], tokens, generation_prompt=True)
     with pytest.raises(RequestError, match="cannot be recorded"):
         render_chats([document], tokens, options={"date_string": {1, 2}})
     given = ["g=NaN", "a=true", "b=3", "c=26 Jul 2024", "d=", 'e="5"', "f=[1]"]
@@ -293,6 +297,9 @@ def test_messages_come_from_a_column_of_jsonl_and_parquet_alike(tmp_path: Path) 
     assert read_documents(both, text_column="text", messages_column="talk")[0].text is None
     with pytest.raises(UnknownNameError, match=r"no messages column 'chat' .*Known: text, messages, talk"):
         read_documents(both, messages_column="chat")
+    (tmp_path / "n.txt").write_text("a\n")
+    with pytest.raises(UnknownNameError, match=r"no messages column 'messages' in .*Known: none"):
+        read_documents(tmp_path / "n.txt", messages_column="messages")
 
 
 MESSAGES = [
@@ -321,17 +328,20 @@ def test_U06_messages_that_are_none_are_refused_with_file_and_row(tmp_path: Path
     assert says in str(caught.value)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def save_chat_model(folder: Path, template: str) -> Path:
     import transformers
 
-    folder = tmp_path_factory.mktemp("m") / "chatty"
     save_model(folder, "gpt2")
     torch.manual_seed(0)
     config = transformers.AutoConfig.from_pretrained(folder, vocab_size=400)
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
-    chat_tokenizer(LLAMA3).save_pretrained(folder)
+    chat_tokenizer(template).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_chat_model(tmp_path_factory.mktemp("m") / "chatty", LLAMA3)
 
 
 def test_a_run_of_chats_can_be_asked_for_roles_and_knows_its_template(tmp_path: Path, model: Path) -> None:
@@ -375,3 +385,51 @@ def test_a_label_of_the_name_role_is_refused(tmp_path: Path, model: Path) -> Non
         extract(str(model), data, tmp_path / "lake", label_columns=["role"])
     assert not (tmp_path / "lake").exists()
     extract(str(model), data, tmp_path / "lake", label_columns=["role"], roles=False)
+
+
+def test_the_command_line_hands_every_option_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    model = save_chat_model(tmp_path / "m", "{{ greeting }}" + CHATML)
+    folder = tmp_path / "talks"
+    folder.mkdir()
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: a\n  data_files: train.jsonl\n- config_name: b\n  data_files: train.jsonl\n---\n"
+    )
+    talks = [[{"role": "user", "content": f"the cat {k}"}] for k in range(4)]
+    jsonl(folder / "train.jsonl", *({"talk": talk, "text": "x", "part": "dev"} for talk in talks))
+    command = ["extract", str(model), f"hf:{folder}", "--lake", str(tmp_path / "lake"), "--run", "r", "--no-roles"]
+    command += [
+        "--data-config",
+        "b",
+        "--data-split",
+        "train[1:3]",
+        "--messages-column",
+        "talk",
+        "--split-column",
+        "part",
+    ]
+    command += ["--generation-prompt", "--chat-option", "greeting=hello", "--special-tokens", "none", "--layer", "0"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    lake = Lake.open(tmp_path / "lake")
+    seen = lake.sql("SELECT document, split FROM sequences ORDER BY seq").to_pylist()
+    assert seen == [{"document": f"talks/train:{k}", "split": "dev"} for k in (2, 3)]
+    record = lake.run("r").record
+    assert record.settings["special_tokens"] == "none"
+    assert record.settings["chat"] | {"template": ""} == {
+        "template": "",
+        "generation_prompt": True,
+        "roles": False,
+        "options": {"greeting": "hello"},
+    }
+    assert record.source["data"] == "hf:" + "/".join(folder.parts[-2:])
+    assert "role" not in lake.sql("SELECT * FROM tokens LIMIT 1").column_names
+    ids = lake.sql("SELECT list(token_id ORDER BY pos) AS ids FROM tokens GROUP BY seq ORDER BY seq")["ids"].to_pylist()
+    tokens = chat_tokenizer("{{ greeting }}" + CHATML)
+    assert ids == [
+        tokens.apply_chat_template(talk, return_dict=False, add_generation_prompt=True, greeting="hello")
+        for talk in talks[1:3]
+    ]
+    wrong = CliRunner().invoke(app, [*command[:-1], "0", "--chat-option", "greting=x"])
+    assert wrong.exit_code != 0 and "greting" in str(wrong.exception)
