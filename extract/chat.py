@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +15,10 @@ from ..errors import DataError, RequestError
 from ..store.durable import canonical_json
 from .data import Chat, Document
 from .failure import one_line
+from .locate import Render, locate
 
 ROLE = "role"
 """The label column that says whose message a token belongs to."""
-
-_Render = Callable[[Sequence[dict[str, Any]]], str]
 
 
 def render_chats(
@@ -35,10 +34,9 @@ def render_chats(
     The text is ``tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt,
     **options)``; character spans count in it. The record, None where no document is a chat, has the template's hash.
 
-    With `roles` each content is found in the text, so that tokens can be told apart by message: the template is
-    rendered again with marks in place of the contents, which shows what it writes around them; the text must be that
-    with the contents put back, whole or without the white space at their ends. `DataError` where it is not, and where
-    there is no template or it refuses the messages; `RequestError` for an option that the template does not read.
+    With `roles` each content is found in the text, so that tokens can be told apart by message: `locate` says how.
+    `DataError` where it cannot be, and where there is no template or it refuses the messages; `RequestError` for an
+    option that the template does not read.
     """
     first = next((d for d in documents if d.chat is not None), None)
     if first is None:
@@ -87,7 +85,7 @@ def render_chats(
     return rendered, record, warnings
 
 
-def _rendered(document: Document, chat: Chat, render: _Render, roles: bool) -> Document:
+def _rendered(document: Document, chat: Chat, render: Render, roles: bool) -> Document:
     try:
         text = render(chat.messages)
     except Exception as error:  # a template is a program, and raises what it likes
@@ -96,70 +94,8 @@ def _rendered(document: Document, chat: Chat, render: _Render, roles: bool) -> D
         ) from error
     if not text:
         raise DataError(f"The chat template makes nothing of the document {document.name}. Remove it.")
-    spans = _locate(document.name, text, chat.messages, render) if roles else None
+    spans = locate(document.name, text, chat.messages, render) if roles else None
     return replace(document, text=text, chat=replace(chat, spans=spans))
-
-
-def _locate(
-    name: str, text: str, messages: Sequence[dict[str, Any]], render: _Render
-) -> tuple[tuple[int, int, str], ...]:
-    """Find where each content stands in the rendered text, or raise `DataError`; never a guess."""
-    salt = "qz"
-    while salt in text:
-        salt += "z"
-    marks = [f"{salt}{number:06d}x" for number in range(len(messages))]
-    try:
-        probe = render([m | {"content": mark} for m, mark in zip(messages, marks, strict=True)])
-    except Exception as error:  # it reads the contents, and raises what it likes
-        raise DataError(_unlocated(name, f"it fails on other contents ({one_line(error)})")) from error
-    for number, (message, mark) in enumerate(zip(messages, marks, strict=True), 1):
-        if (count := probe.count(mark)) != 1:
-            times = "does not write" if not count else f"writes {count} times"
-            raise DataError(_unlocated(name, f"it {times} the content of message {number} ({message['role']})"))
-    order = sorted(range(len(marks)), key=lambda i: probe.index(marks[i]))
-    glue, at = [], 0
-    for i in order:
-        begin = probe.index(marks[i])
-        glue.append(probe[at:begin])
-        at = begin + len(marks[i])
-    glue.append(probe[at:])
-    # where the text can have got to -> the spans so far, linked; None: in more than one way
-    ways: dict[int, Any] = {len(glue[0]): ()} if text.startswith(glue[0]) else {}
-    for i, after in zip(order, glue[1:], strict=True):
-        found: dict[int, Any] = {}
-        for begin, before in ways.items():
-            for written in _variants(messages[i]["content"]):
-                end = begin + len(written)
-                if text.startswith(written, begin) and text.startswith(after, end):
-                    way = None if before is None or end + len(after) in found else (before, begin, end, i)
-                    found[end + len(after)] = way
-        if not found:
-            raise DataError(
-                _unlocated(name, f"it changes message {i + 1} ({messages[i]['role']}) or what is around it")
-            )
-        ways = found
-    way = ways.get(len(text))
-    if way is None:
-        raise DataError(_unlocated(name, "its messages can be found in it in more than one way, or in none"))
-    spans = []
-    while way:
-        way, begin, end, i = way
-        spans.append((begin, end, messages[i]["role"]))
-    return tuple(reversed(spans))
-
-
-def _variants(content: str) -> list[str]:
-    """Give what templates write of a content: all of it, or without white space or line ends at its ends."""
-    each = [content, content.strip(), content.lstrip(), content.rstrip()]
-    each += [content.strip("\n"), content.lstrip("\n"), content.rstrip("\n")]
-    return list(dict.fromkeys(each))
-
-
-def _unlocated(name: str, why: str) -> str:
-    return (
-        f"Which tokens of the document {name} belong to which message cannot be said exactly, because of what the chat "
-        f"template does: {why}. Leave the roles out with --no-roles, or the document."
-    )
 
 
 def mark_tokens(

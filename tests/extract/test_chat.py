@@ -44,9 +44,12 @@ SYSTEM_LAST = (  # the system's message stands in front of the last one
     "{% set system = messages[0].content %}{% for m in messages[1:] %}"
     "{% if loop.last %}{{ system }}\n\n{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 )
-THINKING = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if '</think>' in m.content %}"
-    "{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+THINKING = (  # the tags of the last reasoning are written anew, and earlier reasoning is left out
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% set content = m.content %}{% set why = '' %}"
+    "{% if '</think>' in content %}{% set why = content.split('</think>')[0].rstrip('\n').split('<think>')[-1] %}"
+    "{% set why = why.lstrip('\n') %}{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{% if loop.last and m.role == 'assistant' %}<think>\n{{ why }}\n</think>\n\n{% endif %}"
+    "{{ content }}<|im_end|>\n{% endfor %}"
 )
 STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + CHATML
 
@@ -136,6 +139,20 @@ def test_contents_are_found_where_the_template_wrote_them(template: str, data: s
     assert _glue(rendered) == _glue(again)
 
 
+def test_reasoning_is_found_where_a_template_writes_its_tags_anew_or_leaves_it_out() -> None:
+    thought = "<think>\nthe cat\n</think>\n\nsat"
+    turns = [("user", "hello"), ("assistant", thought), ("user", "why"), ("assistant", thought + " on")]
+    (rendered,), *_ = render_chats([chat(*turns)], chat_tokenizer(THINKING))
+    assert rendered.text is not None and rendered.chat is not None and rendered.chat.spans is not None
+    assert [(role, rendered.text[a:b]) for a, b, role in rendered.chat.spans] == [
+        *[("user", "hello"), ("assistant", "sat"), ("user", "why"), ("assistant", "the cat"), ("assistant", "sat on")]
+    ]
+    # a template that leaves contents as they are has them whole
+    (plain,), *_ = render_chats([chat(*turns)], chat_tokenizer(CHATML))
+    assert plain.text is not None and plain.chat is not None and plain.chat.spans is not None
+    assert [(role, plain.text[a:b]) for a, b, role in plain.chat.spans] == turns
+
+
 @settings(deadline=None, max_examples=100)
 @given(data=st.data())
 def test_roles_and_flags_are_those_of_a_loop_over_tokens_and_characters(data: st.DataObject) -> None:
@@ -159,8 +176,8 @@ def _glue(document: Document) -> list[str]:
 
 
 def test_contents_that_the_template_changes_are_an_error_and_can_be_stored_without_roles() -> None:
-    tokens = chat_tokenizer(THINKING)
-    document = chat(("user", "the"), ("assistant", "<think>cat</think>sat"), name="f.jsonl:3")
+    tokens = chat_tokenizer(CHATML.replace("m.content", "m.content | replace('cat', 'mat')"))
+    document = chat(("user", "the"), ("assistant", "the cat sat"), name="f.jsonl:3")
     with pytest.raises(DataError, match=r"f\.jsonl:3 .*cannot be said exactly.*message 2 \(assistant\).*--no-roles"):
         render_chats([document], tokens)
     (one,) = made([document], tokens, roles=False)
