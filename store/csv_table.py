@@ -16,7 +16,7 @@ pc: Any = pyarrow.compute  # type checkers see none of its functions
 _INTEGER = r"^-?(0|[1-9][0-9]*)$"
 _REAL = r"^[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$|^(?i:[+-]?(nan|inf|infinity))$"
 _TRUTH = r"^(true|false|True|False|TRUE|FALSE)$"
-_CSV_BLOCK = 64 << 20
+_LARGEST = 2**31 - 2
 
 
 def read_csv(data: bytes, where: str) -> pa.Table:
@@ -25,6 +25,8 @@ def read_csv(data: bytes, where: str) -> pa.Table:
     A byte order mark is dropped; line breaks inside quotation marks stay as they are; blank lines are no rows.
     `DataError` names the row, counted from 1 without the header, that has too many or too few cells.
     """
+    if len(data) > _LARGEST:
+        raise DataError(f"{where}: a .csv of more than 2 GiB is not read. Cut it, or give it as .parquet.")
     if data.count(b'"') % 2:
         raise DataError(f"{where}: a quotation mark is never closed; the file may be cut. Mend it.")
     try:
@@ -51,7 +53,8 @@ def _read(data: bytes, wrong: list[Any] | None) -> pa.Table:
         return "error"
 
     parse = csv.ParseOptions(newlines_in_values=True, invalid_row_handler=note)
-    reading = csv.ReadOptions(block_size=_CSV_BLOCK, use_threads=wrong is None)
+    # One block: where one ends between the \r and the \n of a quoted line break, pyarrow drops the \n.
+    reading = csv.ReadOptions(block_size=len(data) + 1, use_threads=wrong is None)
     with csv.open_csv(pa.BufferReader(data), parse_options=parse, read_options=reading) as reader:
         names = reader.schema.names
     convert = csv.ConvertOptions(

@@ -254,3 +254,15 @@ def test_only_row_groups_are_read_and_only_the_columns_that_are_asked_for(
     )
     assert len(read_documents(path, label_columns=["y"])) == 10
     assert read == [(0, ["text", "y"]), (1, ["text", "y"])]
+
+
+def test_a_large_csv_keeps_every_line_break_of_its_texts(tmp_path: Path) -> None:
+    """Where a reader cuts a file into blocks, a quoted line break on the edge of one must not lose its second half."""
+    text = "\r\n" * 500_000
+    with (tmp_path / "d.csv").open("w", newline="") as file:
+        file.write("text\r\n")
+        for _ in range(70):
+            file.write(f'"{text}"\r\n')
+    raw = (tmp_path / "d.csv").read_bytes()
+    assert raw[(64 << 20) - 1 : (64 << 20) + 1] == b"\r\n"
+    assert {d.text for d in read_documents(tmp_path / "d.csv")} == {text}
