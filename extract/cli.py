@@ -30,7 +30,9 @@ def extract(
     data: Annotated[
         str,
         typer.Argument(
-            metavar="DATA", help="A .txt file (a document a line), a .jsonl file, or a folder or glob of source files."
+            metavar="DATA",
+            help="A .txt file (a document a line), a .jsonl, .csv or .parquet file (a document a row), a folder or "
+            "glob of files, or hf:NAME, a data set of the datasets library.",
         ),
     ],
     lake: Annotated[str, typer.Option("--lake", metavar="DIR", help="The lake's folder; made if there is none.")],
@@ -51,7 +53,29 @@ def extract(
     window: Annotated[
         int | None, typer.Option(help="Split documents at lines into sequences of at most so many tokens.")
     ] = None,
-    text_column: Annotated[str, typer.Option(help="The column of a .jsonl file that holds the text.")] = "text",
+    special_tokens: Annotated[
+        str, typer.Option(help="auto (those the tokenizer adds to a text, in every window) or none.")
+    ] = "auto",
+    text_column: Annotated[str, typer.Option(help="The column that holds the text, or input_ids.")] = "text",
+    messages_column: Annotated[
+        str | None,
+        typer.Option(
+            help="The column that holds messages, rendered by the chat template. Default: messages, where no text is."
+        ),
+    ] = None,
+    generation_prompt: Annotated[
+        bool, typer.Option("--generation-prompt", help="End chats with the start of the next answer.")
+    ] = False,
+    chat_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="An option of the chat template, such as enable_thinking=false; repeat for more.",
+        ),
+    ] = None,
+    roles: Annotated[
+        bool, typer.Option("--roles/--no-roles", help="Label the tokens of chats with whose message they are.")
+    ] = True,
     label_column: Annotated[
         list[str] | None,
         typer.Option(
@@ -61,6 +85,13 @@ def extract(
     split_column: Annotated[
         str | None,
         typer.Option(help="The column that says train or test. Default: a fifth of the documents is test."),
+    ] = None,
+    data_config: Annotated[str | None, typer.Option(help="The configuration of a data set hf:NAME.")] = None,
+    data_split: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPLIT", help="A split of hf:NAME, as train or train[:1000]; repeat for more. Default: all."
+        ),
     ] = None,
     label: Annotated[
         list[str] | None,
@@ -97,6 +128,7 @@ def extract(
 
     from ..store.printing import count, print_json
     from .driver import extract as run_extraction
+    from .settings import chat_options
 
     report = run_extraction(
         model,
@@ -109,8 +141,15 @@ def extract(
         codec=codec,
         window=window,
         text_column=text_column,
+        messages_column=messages_column,
+        generation_prompt=generation_prompt,
+        chat_options=chat_options(chat_option or ()),
+        roles=roles,
+        special_tokens=special_tokens,
         label_columns=label_column or (),
         split_column=split_column,
+        data_config=data_config,
+        data_splits=data_split or (),
         labels=label or (),
         revision=revision,
         model_dtype=model_dtype,

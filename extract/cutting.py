@@ -10,12 +10,15 @@ from ..errors import DataError, RequestError
 from .encoding import Encoding, encode
 
 
-def cut_text(name: str, text: str, whole: Encoding, tokenizer: Any, window: int) -> list[tuple[int, int, Encoding]]:
+def cut_text(
+    name: str, text: str, whole: Encoding, tokenizer: Any, window: int, *, special_tokens: bool = True
+) -> list[tuple[int, int, Encoding]]:
     """Cut a `text` whose tokens are `whole` into (begin, end, tokens) of slices of at most `window` tokens.
 
-    The rule is the one of `make_sequences`: whole lines while they fit, cut lines where one does not.
+    The rule is the one of `make_sequences`: whole lines while they fit, cut lines where one does not. `special_tokens`
+    is as in `encode`.
     """
-    slices = _Cutter(name, text, whole, tokenizer, window).slices()
+    slices = _Cutter(name, text, whole, tokenizer, window, special_tokens).slices()
     return [one for one in slices if one[2].real]
 
 
@@ -26,8 +29,11 @@ class _Cutter:
     is a line longer, decides. So the work is a few times that of tokenizing the text, however long it is.
     """
 
-    def __init__(self, name: str, text: str, whole: Encoding, tokenizer: Any, window: int) -> None:
+    def __init__(
+        self, name: str, text: str, whole: Encoding, tokenizer: Any, window: int, special_tokens: bool
+    ) -> None:
         self.name, self.text, self.tokenizer, self.window = name, text, tokenizer, window
+        self.special_tokens = special_tokens
         self.room = window - int(whole.special.sum())
         if self.room < 1:
             raise RequestError(
@@ -53,7 +59,7 @@ class _Cutter:
             # of a million characters would be, once for each of its windows.
             if bisect_left(self.starts, end) - bisect_left(self.starts, begin) > 4 * self.window + 64:
                 return False
-            (made[end],) = encode(self.tokenizer, [self.text[begin:end]])
+            (made[end],) = encode(self.tokenizer, [self.text[begin:end]], special_tokens=self.special_tokens)
             return len(made[end].ids) <= self.window
 
         token = bisect_left(self.starts, begin) + self.room

@@ -1,9 +1,12 @@
-"""Documents: what a user's files hold, checked before anything is computed.
+"""Documents: what a user's data hold, checked before anything is computed.
 
     notes.txt          one document a line
-    pairs.jsonl        one document a line: a text or a list of token ids, with labels and a split
+    pairs.jsonl        one document a row: a text, messages or a list of token ids, with labels and a split
+    pairs.csv          likewise
+    pairs.parquet      likewise
+    hf:NAME            a data set of the `datasets` library, from the hub or a local folder: likewise
     src/               a folder: every source or text file in it is one document
-    "src/**/*.py"      a glob: every file it matches is one document (a .jsonl still gives one a line)
+    "src/**/*.py"      a glob: every file it matches is one document (one with rows gives one a row)
 
 Text is kept as it stands in the file: newlines are not translated, so character offsets are those of the
 file. A UTF-8 byte order mark is not text: it is dropped, and offsets count from the character after it.
@@ -11,11 +14,10 @@ file. A UTF-8 byte order mark is not text: it is dropped, and offsets count from
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,18 +25,25 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError, UnknownNameError
-from .jsonl import Row, check_label_kinds, label_of, read_content, read_rows, read_split
+from ..errors import DataError, RequestError, UnknownNameError
+from ..store.durable import canonical_json
+from .arrow_rows import csv_rows, parquet_rows
+from .files import ROW_SUFFIXES, find_files, read_text
+from .hub_rows import HUB_PREFIX, hub_rows
+from .jsonl import read_rows
+from .rows import Columns, RowTable, check_label_kinds, label_of, read_content, read_split
 
-_SUFFIXES = """
-    .py .pyi .txt .md .rst .tex .c .h .cc .cpp .cxx .hpp .cu .cuh .js .jsx .mjs .ts .tsx .java .kt .scala .go
-    .rs .rb .php .swift .cs .lua .jl .r .hs .ml .sql .sh .pl .html .css
-"""
-SOURCE_SUFFIXES = frozenset(_SUFFIXES.split())
-"""The endings of the files that a folder stands for; a glob takes whatever it matches."""
-
-_BOM = b"\xef\xbb\xbf"
 _TEST_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Chat:
+    """The messages of a document, and where they stand in the text that the chat template made of them."""
+
+    messages: tuple[dict[str, Any], ...]
+    """Each with a role and a content, both strings, and perhaps more that a template reads."""
+    spans: tuple[tuple[int, int, str], ...] | None = None
+    """(start, end, role) of each content in the rendered text, in order; None: not rendered, or not asked for."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +54,25 @@ class Document:
     """
 
     name: str
-    """Unique within the data: a relative posix path, or ``file.jsonl:12`` with the line counted from 1."""
+    """Unique within the data: a relative posix path, or ``file.jsonl:12`` with the row counted from 1."""
     text: str | None
+    """None for ids, and for messages until a chat template renders them."""
     input_ids: tuple[int, ...] | None
     labels: dict[str, Any]
     """Column -> a scalar (a label of the whole document) or a list (a label a token)."""
     split: str | None
+    chat: Chat | None = None
 
     @cached_property
     def digest(self) -> str:
-        """The content's identity, a SHA-256: of the text in UTF-8, or of the ids.
+        """The content's identity, a SHA-256: of the text in UTF-8, of the ids or of the messages.
 
-        Ids are hashed as a byte 0xff and little-endian int64; no UTF-8 text holds that byte, so ids never
-        share a digest with a text.
+        Ids are hashed as a byte 0xff and little-endian int64, messages as a byte 0xfe and JSON; no UTF-8 text
+        holds these bytes. Messages count and not what a template makes of them, so that a chat is on the same
+        side of the default split for every model.
         """
+        if self.chat is not None:
+            return hashlib.sha256(b"\xfe" + canonical_json(list(self.chat.messages))).hexdigest()
         if self.text is not None:
             return hashlib.sha256(self.text.encode()).hexdigest()
         return hashlib.sha256(b"\xff" + np.asarray(self.input_ids, "<i8").tobytes()).hexdigest()
@@ -68,23 +82,28 @@ def read_documents(
     data: str | os.PathLike[str],
     *,
     text_column: str = "text",
+    messages_column: str | None = None,
     label_columns: Sequence[str] = (),
     split_column: str | None = None,
+    config: str | None = None,
+    splits: Sequence[str] = (),
 ) -> list[Document]:
-    """Read all documents of `data`, or raise a DataError that names the file, the line and what to do.
+    """Read all documents of `data`, or raise a DataError that names the file, the row and what to do.
 
     - A ``.txt`` file gives one document a line; lines with nothing but white space are skipped, and a name
       keeps the number of its line. Lines end at ``\\n`` or ``\\r\\n``.
-    - A ``.jsonl`` file gives one document a line: the string in `text_column`, or, where the row has no such
-      text, the list of ints in ``input_ids``. Where a row has both, the text wins;
-      ``text_column="input_ids"`` asks for the ids. Blank lines are skipped. An empty text is refused: it has
-      no token to store.
+    - A ``.jsonl``, ``.csv`` or ``.parquet`` file gives one document a row: the string in `text_column`, or, where
+      the row has no such text, the list of messages in ``messages``, or the list of ints in ``input_ids``.
+      ``text_column="input_ids"`` asks for the ids, and `messages_column` for the messages of a column. Blank lines
+      are skipped. An empty text is refused: it has no token to store. `csv_rows` and `arrow_rows` say how values
+      are read.
+    - ``hf:NAME`` gives one document a row likewise; `hub_rows` says what NAME, `config` and `splits` can be.
     - Another file with one of SOURCE_SUFFIXES is one document.
     - A folder stands for all its files with one of SOURCE_SUFFIXES, in all its subfolders, without hidden
       ones and ``__pycache__``; each file is one document, a ``.txt`` too. Files with nothing but white space
       are skipped.
     - A glob (``**`` crosses folders) stands for the files that it matches, whatever their ending; hidden
-      files must be written out. A ``.jsonl`` that it matches gives one document a line.
+      files must be written out. A file with rows that it matches gives one document a row.
 
     Documents of a folder or a glob are sorted by relative path, so that their order never depends on the file
     system. A label column that some rows lack is None there; one that no row has is an UnknownNameError. A
@@ -92,35 +111,84 @@ def read_documents(
     a string in every row.
     """
     spec = os.fspath(data)
-    files, single = _files(spec)
-    entries: list[tuple[str, Row | str]] = []
-    for path, name in files:
-        entries.extend(_entries(path, name, single=single))
-    if not entries:
+    columns = Columns(text_column, messages_column, tuple(label_columns), split_column)
+    if spec.startswith(HUB_PREFIX):
+        found: list[RowTable | tuple[str, str]] = [*hub_rows(spec, columns, config=config, splits=splits)]
+    elif config is not None or splits:
+        raise RequestError(f"{spec} is no hf: data set, so it has no configuration and no splits to choose from.")
+    else:
+        files, single = find_files(spec)
+        found = [one for path, name in files for one in _read_file(path, name, columns, single=single)]
+    if not any(one.rows if isinstance(one, RowTable) else True for one in found):
         raise DataError(f"{spec} holds no text: every line or file is empty. Give data with at least one document.")
-    rows = [content for _, content in entries if isinstance(content, Row)]
-    columns = dict.fromkeys(column for row in rows for column in row.values)
-    for kind, wanted in (("label", label_columns), ("split", [split_column] if split_column else [])):
-        for column in wanted:
-            if column not in columns:
-                hint = "" if rows else " (only .jsonl data has columns)"
-                raise UnknownNameError.of(f"{kind} column", column, columns, f" in {spec}{hint}")
-    if rows and text_column not in columns and "input_ids" not in columns:
-        raise UnknownNameError.of("text column", text_column, columns, f" in {spec}, nor a column 'input_ids'")
+    tables = [one for one in found if isinstance(one, RowTable)]
+    _check_columns(spec, tables, columns)
     documents: list[Document] = []
-    for name, content in entries:
-        if isinstance(content, str):
-            if split_column:
-                raise DataError(f"{name} is a text file and has no split {split_column!r}. Give all data as .jsonl.")
-            documents.append(Document(name, content, None, dict.fromkeys(label_columns), None))
+    for one in found:
+        if isinstance(one, RowTable):
+            documents += _documents(one, columns)
             continue
-        text, ids = read_content(content, text_column)
-        labels = {column: label_of(content, column) for column in label_columns}
-        split = read_split(content, split_column) if split_column else None
-        documents.append(Document(name, text, ids, labels, split))
+        if split_column:
+            raise DataError(f"{one[0]} is a text file and has no split {split_column!r}. Give all data as .jsonl.")
+        documents.append(Document(*one, None, dict.fromkeys(label_columns), None))
     for column in label_columns:
-        check_label_kinds(column, [(row.where, row.values.get(column)) for row in rows])
+        check_label_kinds(column, [(row.where, row.values.get(column)) for table in tables for row in table.rows])
     return documents
+
+
+def _check_columns(spec: str, tables: Sequence[RowTable], columns: Columns) -> None:
+    known = dict.fromkeys(column for table in tables for column in table.columns)
+    for kind, wanted in (("label", columns.labels), ("split", [columns.split] if columns.split else [])):
+        for column in wanted:
+            if column not in known:
+                hint = "" if tables else " (only rows of .jsonl, .csv, .parquet or hf: data have columns)"
+                raise UnknownNameError.of(f"{kind} column", column, known, f" in {spec}{hint}")
+    if (tables or columns.messages is not None) and not any(column in known for column in columns.content):
+        first, *more = columns.content
+        kind = "messages" if columns.messages is not None else "text"
+        rest = f", nor a column {' or '.join(map(repr, more))}" if more else ""
+        raise UnknownNameError.of(f"{kind} column", first, known, f" in {spec}{rest}")
+
+
+def _documents(table: RowTable, columns: Columns) -> list[Document]:
+    documents = []
+    for row in table.rows:
+        content = read_content(row, columns)
+        labels = {column: label_of(row, column) for column in columns.labels}
+        split = read_split(row, columns.split) if columns.split else table.split
+        chat = Chat(content.messages) if content.messages is not None else None
+        name = f"{table.name}:{row.number}"
+        documents.append(Document(name, content.text, content.input_ids, labels, split, chat))
+    return documents
+
+
+def _read_file(path: Path, name: str, columns: Columns, *, single: bool) -> list[RowTable | tuple[str, str]]:
+    """Give the rows of a file, or the (name, text) of each document of a text file."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"The name of the file {name!r} is not UTF-8. Rename the file.") from None
+    suffix = path.suffix.lower()
+    text = "" if suffix == ".parquet" else read_text(path)
+    if suffix in ROW_SUFFIXES:
+        if suffix == ".parquet":
+            table = parquet_rows(path, name, columns)
+        elif not text.strip():
+            table = RowTable(name, (), [])
+        elif suffix == ".csv":
+            table = csv_rows(text.encode(), name, str(path), columns)
+        else:
+            rows = read_rows(text, str(path))
+            table = RowTable(name, tuple(dict.fromkeys(column for row in rows for column in row.values)), rows)
+        if single and not table.rows:
+            raise DataError(f"{path} is empty. Give data with at least one document.")
+        return [table]
+    if single and not text.strip():
+        raise DataError(f"{path} is empty. Give data with at least one document.")
+    if single and suffix == ".txt":
+        lines = [line.removesuffix("\r") for line in text.split("\n")]
+        return [(f"{name}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    return [(name, text)] if text.strip() else []
 
 
 def data_digest(documents: Iterable[Document]) -> str:
@@ -139,89 +207,3 @@ def default_split(digest: str) -> str:
     data set, and copies of a text never sit on both sides.
     """
     return "test" if int(digest[:12], 16) < _TEST_SHARE * 16**12 else "train"
-
-
-def _files(spec: str) -> tuple[list[tuple[Path, str]], bool]:
-    """List (path, name) of all files that `spec` stands for, sorted by name, and whether it is one single file."""
-    if not spec.strip():
-        raise DataError("The data have an empty name. Name a .txt, a .jsonl, a folder or a glob.")
-    path = Path(spec)
-    try:
-        if path.is_dir():
-            found = sorted((name, path / name) for name in _walk(path))
-            if not found:
-                raise DataError(
-                    f"The folder {spec} holds no source or text file ({' '.join(sorted(SOURCE_SUFFIXES))})."
-                    f" Name a file or a glob, such as '{path.as_posix()}/**/*.jsonl'."
-                )
-            return [(file, name) for name, file in found], False
-        if path.exists():
-            if not path.is_file():
-                raise DataError(f"{spec} is not a regular file. Copy the data into a file first.")
-            if path.suffix.lower() not in SOURCE_SUFFIXES | {".jsonl"}:
-                raise DataError(
-                    f"{spec}: a file that ends in {path.suffix or 'nothing'!r} is not read. Give .txt or"
-                    f" .jsonl, a source file, a folder, or a glob (which takes every ending)."
-                )
-            return [(path, path.name)], True
-    except OSError as error:
-        raise DataError(f"{spec} cannot be read: {error.strerror or error}.") from error
-    if not glob.has_magic(spec):
-        raise DataError(f"There is no file or folder {spec}. Give a .txt, a .jsonl, a folder or a glob.")
-    parts = path.parts
-    fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
-    root = Path(*parts[:fixed])
-    # Not Path.glob, which gives hidden files too.
-    matches = glob.glob(  # noqa: PTH207
-        str(Path(*parts[fixed:])), root_dir=root, recursive=True
-    )
-    names = {Path(m).as_posix() for m in matches if (root / m).is_file() and "__pycache__" not in Path(m).parts}
-    if not names:
-        raise DataError(f"No file matches {spec}. Give a glob that matches files, such as 'src/**/*.py'.")
-    return [(root / name, name) for name in sorted(names)], False
-
-
-def _walk(folder: Path) -> Iterator[str]:
-    def refuse(error: OSError) -> None:
-        raise error
-
-    for here, folders, files in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-        for name in files:
-            file = Path(here, name)
-            if not name.startswith(".") and file.suffix.lower() in SOURCE_SUFFIXES and file.is_file():
-                yield file.relative_to(folder).as_posix()
-
-
-def _entries(path: Path, name: str, *, single: bool) -> list[tuple[str, Row | str]]:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise DataError(f"The name of the file {name!r} is not UTF-8. Rename the file.") from None
-    text = _read_text(path)
-    suffix = path.suffix.lower()
-    if single and not text.strip():
-        raise DataError(f"{path} is empty. Give data with at least one document.")
-    if suffix == ".jsonl":
-        return [(f"{name}:{row.line}", row) for row in read_rows(text, str(path))]
-    if single and suffix == ".txt":
-        lines = [line.removesuffix("\r") for line in text.split("\n")]
-        return [(f"{name}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
-    return [(name, text)] if text.strip() else []
-
-
-def _read_text(path: Path) -> str:
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-    skipped = len(_BOM) if raw.startswith(_BOM) else 0
-    try:
-        return raw[skipped:].decode()  # no newline is translated: offsets are those of the file
-    except UnicodeDecodeError as error:
-        offset = error.start + skipped
-        line = raw.count(b"\n", 0, offset) + 1
-        raise DataError(
-            f"{path}, line {line}: not UTF-8 at byte {offset} (0x{raw[offset]:02x}). Convert the file to"
-            f" UTF-8, or leave it out."
-        ) from None

@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,14 +21,24 @@ from ..store.dtypes import stored_dtype
 from ..store.layout import check_lake, check_run_name, lake_path
 from ..store.run import RunRecord, find_run
 from .batch_check import check_batches
+from .chat import render_chats
 from .data import data_digest, read_documents
 from .engine import make_engine
 from .labels import load_labeler
-from .loaded_model import ModelSource, short_path
+from .loaded_model import ModelSource
 from .models import load_model
 from .plan import make_plan
 from .run_units import import_from_here, run_units
-from .settings import choose_arrays, choose_padding, compute_settings, default_name, label_column, loadable
+from .settings import (
+    check_special_tokens,
+    choose_arrays,
+    choose_padding,
+    compute_settings,
+    data_title,
+    default_name,
+    label_column,
+    loadable,
+)
 from .windows import make_sequences
 
 _WASTE_WARNING = 0.10
@@ -68,8 +78,15 @@ def extract(
     codec: str = "none",
     window: int | None = None,
     text_column: str = "text",
+    messages_column: str | None = None,
+    generation_prompt: bool = False,
+    chat_options: Mapping[str, Any] | None = None,
+    roles: bool = True,
+    special_tokens: str = "auto",
     label_columns: Sequence[str] = (),
     split_column: str | None = None,
+    data_config: str | None = None,
+    data_splits: Sequence[str] = (),
     labels: Sequence[str] = (),
     revision: str | None = None,
     model_dtype: str = "auto",
@@ -90,13 +107,17 @@ def extract(
     same bytes. A run of that name made with other settings is refused. Nothing is written before the data are read,
     the model is loaded, the plan is made, and a planned batch has given what its sequences give alone.
 
-    `model` is a local Hugging Face folder, a hub name, or ``package.module:function``. `data` is a .txt or .jsonl
-    file, or a folder or glob of source files. `sites` and `layers` choose arrays (layers: all). `dtype` is the stored
-    dtype (default: each site's own, which loses nothing). `codec` is ``none``, raw rows, or ``archive``, compressed
-    without loss, which tensorstore reads. `window` splits documents at lines into sequences of at most so many tokens.
-    `labels` name labelers, as ``code-depth`` or ``column=package.module:function``. `attention` is the implementation
-    that transformers shall take (sdpa, eager, ...). `padding` is ``right``, ``left`` or ``none`` (default: the first
-    that the model is known to be unmoved by). `threads` are compute threads a worker.
+    `model` is a local Hugging Face folder, a hub name, or ``package.module:function``. `data` is a file,
+    a folder, a glob, or ``hf:NAME``: `read_documents` says what of each is a document, with `text_column`,
+    `messages_column`, `label_columns`, `split_column`, `data_config` and `data_splits`. Messages are rendered by the
+    tokenizer's chat template, with `generation_prompt` up to the next answer and with `chat_options`; with `roles` each
+    token gets the label ``role``. `special_tokens` is ``auto``, the tokenizer's own in every window, or ``none``.
+    `sites` and `layers` choose arrays (layers: all). `dtype` is the stored dtype (default: each site's own, which loses
+    nothing). `codec` is ``none``, raw rows, or ``archive``, compressed without loss, which tensorstore reads. `window`
+    splits documents at lines into sequences of at most so many tokens. `labels` name labelers, as ``code-depth`` or
+    ``column=package.module:function``. `attention` is the implementation that transformers shall take (sdpa, eager,
+    ...). `padding` is ``right``, ``left`` or ``none`` (default: the first that the model is known to be unmoved by).
+    `threads` are compute threads a worker.
     """
     started = time.perf_counter()
     if not isinstance(model, str) or not isinstance(data, (str, os.PathLike)):
@@ -104,7 +125,9 @@ def extract(
             "The model is named by text, a folder, a hub name or 'package.module:function', so that every worker can "
             "load it; the data by a path."
         )
-    sites, label_columns, labels = ((v,) if isinstance(v, str) else v for v in (sites, label_columns, labels))
+    sites, label_columns, labels, data_splits = (
+        (v,) if isinstance(v, str) else v for v in (sites, label_columns, labels, data_splits)
+    )
     layers = (layers,) if isinstance(layers, int) else layers
     root = lake_path(lake)
     if (root / "lake.json").exists():
@@ -116,23 +139,35 @@ def extract(
     if dtype is not None:
         stored_dtype(dtype)
     check_codec(codec)
+    add_special_tokens = check_special_tokens(special_tokens)
     import_from_here()  # a model or a labeler of the user's own
     chosen = make_engine(engine, workers=workers, threads=threads, device=device, ray_address=ray_address)
     labelers = {column: load_labeler(name) for column, name in map(label_column, labels)}
     documents = read_documents(
-        data, text_column=text_column, label_columns=tuple(label_columns), split_column=split_column
+        data,
+        text_column=text_column,
+        messages_column=messages_column,
+        label_columns=tuple(label_columns),
+        split_column=split_column,
+        config=data_config,
+        splits=tuple(data_splits),
     )
     source = ModelSource(model, revision, model_dtype, trust_remote_code, attention)
     with _torch_threads(threads):
         loaded = load_model(source, device=device)
-    sequences, warnings = make_sequences(
+    documents, chat, warnings = render_chats(
+        documents, loaded.tokenizer, generation_prompt=generation_prompt, roles=roles, options=chat_options
+    )
+    sequences, more = make_sequences(
         documents,
         loaded.tokenizer,
         window=window,
         max_length=loaded.max_length,
         vocab_size=loaded.vocab_size,
         labelers=labelers,
+        special_tokens=add_special_tokens,
     )
+    warnings += more
     arrays = choose_arrays(
         loaded, sites, layers, dtype, codec, longest=max((len(s.input_ids) for s in sequences), default=0)
     )
@@ -149,6 +184,8 @@ def extract(
             "model": loaded.identity,
             "data": data_digest(documents),
             "window": window,
+            "special_tokens": special_tokens,
+            **({"chat": chat} if chat else {}),
             "padding": side,
             "batch_tokens": batch_tokens,
             "compute": compute_settings(threads, device, loaded.identity["kind"], codec),
@@ -162,7 +199,7 @@ def extract(
         tokens_hash=plan.tokens_hash,
         source={
             "model": source.title,
-            "data": short_path(data),
+            "data": data_title(data),
             "data_path": os.fspath(data),
             "load": loadable(source),
         },

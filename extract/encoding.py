@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,10 @@ from ..errors import ModelError
 class Encoding:
     """The tokens of one text, with spans in characters of that text.
 
-    A span is what the tokenizer reports, with two changes: white space in front of anything else is not part
-    of it (a byte-level " world" stands for "world"), and white space whose span the tokenizer trimmed to
-    nothing gets it back. All byte pieces of one character have its span. Special tokens have none: -1, -1.
+    A span is what the tokenizer reports, with three changes: white space in front of anything else is not part
+    of it (a byte-level " world" stands for "world"); white space whose span the tokenizer trimmed to nothing gets
+    it back; and combining accents that it drops, or joins with their letter, belong to the letter. All byte pieces
+    of one character have its span. Special tokens have none: -1, -1.
     """
 
     ids: np.ndarray
@@ -37,8 +39,11 @@ class Encoding:
         return len(self.ids) - int(self.special.sum())
 
 
-def encode(tokenizer: Any, texts: Sequence[str]) -> list[Encoding]:
-    """Tokenize `texts` as ``tokenizer(text)`` does: its own special tokens, no padding, no truncation."""
+def encode(tokenizer: Any, texts: Sequence[str], *, special_tokens: bool = True) -> list[Encoding]:
+    """Tokenize `texts` as ``tokenizer(text)`` does: its own special tokens, no padding, no truncation.
+
+    Without `special_tokens` as ``tokenizer(text, add_special_tokens=False)`` does: none are added.
+    """
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(
             f"The tokenizer {type(tokenizer).__name__} cannot say which characters a token stands for,"
@@ -47,6 +52,7 @@ def encode(tokenizer: Any, texts: Sequence[str]) -> list[Encoding]:
         )
     batch = tokenizer(
         list(texts),
+        add_special_tokens=special_tokens,
         padding=False,
         truncation=False,
         return_offsets_mapping=True,
@@ -73,5 +79,17 @@ def _encoding(text: str, ids: list[int], mask: list[int], offsets: list[tuple[in
             rest = len(text[first:stop].lstrip())
             start[i] = stop - rest if rest else first
         last = stop
+    if not text.isascii():
+        _take_accents(text, start, end, np.flatnonzero(~special).tolist())
     start[special] = end[special] = -1
     return Encoding(np.asarray(ids, np.int32), special, start, end, raw)
+
+
+def _take_accents(text: str, start: np.ndarray, end: np.ndarray, real: Sequence[int]) -> None:
+    """Extend spans over the combining characters behind them that no token stands for."""
+    begins = {int(start[i]) for i in real}
+    for i in real:
+        stop = int(end[i])
+        while stop < len(text) and stop not in begins and unicodedata.combining(text[stop]):
+            stop += 1
+        end[i] = stop

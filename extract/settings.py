@@ -17,7 +17,8 @@ from ..store.dtypes import stored_dtype
 from ..store.run import ArraySpec, RunRecord
 from .batch import Padding
 from .hooks import SitePoint
-from .loaded_model import LoadedModel, ModelSource
+from .hub_rows import HUB_PREFIX
+from .loaded_model import LoadedModel, ModelSource, short_path
 from .sites import parse_site
 
 _MAMBA_KERNELS = ("mamba-ssm", "causal-conv1d", "kernels", "mambapy")
@@ -74,6 +75,30 @@ def choose_arrays(
         )
         for p in points
     )
+
+
+def check_special_tokens(asked: str) -> bool:
+    """Say whether the tokenizer adds its special tokens: ``auto`` or ``none``, else `RequestError`."""
+    if asked not in ("auto", "none"):
+        raise RequestError(f"{asked!r} is not a rule for special tokens; use auto (the tokenizer's own) or none.")
+    return asked == "auto"
+
+
+def chat_options(given: Sequence[str]) -> dict[str, Any]:
+    """Read options of a chat template, ``NAME=VALUE`` each: true, false and numbers as in JSON, all else is text."""
+    options: dict[str, Any] = {}
+    for option in given:
+        name, equals, text = option.partition("=")
+        if not equals or not name.isidentifier():
+            raise RequestError(f"{option!r} is no option of a chat template: write it as NAME=VALUE.")
+        if name in options:
+            raise RequestError(f"The option {name!r} of the chat template is given twice. Give it once.")
+        try:
+            value = json.loads(text, parse_constant=str)
+        except ValueError:
+            value = text
+        options[name] = value if isinstance(value, bool | int | float | str) else text
+    return options
 
 
 def choose_padding(model: LoadedModel, asked: str | None) -> Padding:
@@ -150,8 +175,17 @@ def loadable(source: ModelSource) -> dict[str, Any]:
     return spec
 
 
+def data_title(data: str | os.PathLike[str]) -> str:
+    """Give a short name of data for people: ``hf:`` and the name of a data set, or the end of a path."""
+    spec = os.fspath(data)
+    if not spec.startswith(HUB_PREFIX):
+        return short_path(spec)
+    name = spec.removeprefix(HUB_PREFIX)
+    return HUB_PREFIX + (short_path(name) if Path(name).expanduser().is_dir() else name)
+
+
 def default_name(source: ModelSource, data: str | os.PathLike[str]) -> str:
     """Make a run's name from those of model and data."""
-    stem = Path(os.fspath(data).rstrip("/*")).stem or "data"
+    stem = Path(os.fspath(data).removeprefix(HUB_PREFIX).rstrip("/*")).stem or "data"
     raw = f"{source.title.split('/')[-1].replace(':', '.')}-{stem}"
     return "".join(c if (c.isalnum() and c.isascii()) or c in "._-" else "-" for c in raw).strip("-._")[:100] or "run"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError, RequestError
+from .chat import ROLE, mark_tokens, special_ids
 from .cutting import cut_text
 from .data import Document
 from .encoding import Encoding, encode
@@ -32,9 +33,9 @@ class Sequence:
     input_ids: np.ndarray
     """int32 (n,)"""
     special: np.ndarray
-    """bool (n,): added by the tokenizer; a special token that is written in the text is not."""
+    """bool (n,): added by the tokenizer, or written by a chat template; one that is written in the text is not."""
     start: np.ndarray
-    """int32 (n,): first character of the token in the document; -1 for special tokens and for ids."""
+    """int32 (n,): first character of the token in the document; -1 for added special tokens and for ids."""
     end: np.ndarray
     """int32 (n,): one past its last character in the document; -1 likewise."""
     pieces: list[str] | None
@@ -53,13 +54,18 @@ def make_sequences(
     max_length: int | None,
     vocab_size: int | None,
     labelers: Mapping[str, Labeler] | None = None,
+    special_tokens: bool = True,
 ) -> tuple[list[Sequence], list[str]]:
     """Turn documents into sequences of at most `window` tokens, and give warnings in words.
 
     **Ids.** The ids of a sequence equal ``tokenizer(text[offset : offset + length])["input_ids"]``: the
     tokenizer's default special tokens in every window, no padding, no truncation. A text that itself begins
     with the BOS string has two BOS tokens then; they are stored as they are, and a warning names the
-    documents.
+    documents. Without `special_tokens` the tokenizer adds none to any text. It adds none to a rendered chat either,
+    whose ids equal ``tokenizer.apply_chat_template(messages)``: the template writes its own.
+
+    **Chats.** `mark_tokens` says which tokens of a rendered chat are special; where its contents were looked for, the
+    label ``role`` says whose message a token belongs to.
 
     **Windows.** A document longer than `window` tokens, special ones included, is cut at the starts of lines
     (after ``\\n``): a window takes whole lines until the next would not fit. A line that does not fit into a
@@ -85,12 +91,16 @@ def make_sequences(
     columns = list(dict.fromkeys(column for document in documents for column in document.labels))
     if clash := sorted(set(columns) & set(labelers)):
         raise RequestError(f"{clash[0]!r} is a label of the data and a labeler. Rename one of them.")
+    if any(d.chat is not None and d.chat.spans is not None for d in documents) and ROLE in {*columns, *labelers}:
+        raise RequestError(f"Chats have a label {ROLE!r} of their own. Rename yours, or ask for --no-roles.")
     listed = [c for c in columns if any(isinstance(d.labels.get(c), list) for d in documents)]
     limit = window if window is not None else max_length
+    chat_specials = special_ids(tokenizer) if any(d.chat is not None for d in documents) else None
     sequences: list[Sequence] = []
     twice: dict[str, str] = {}
-    for index, whole, windows in _cut(documents, tokenizer, window):
+    for index, whole, windows in _cut(documents, tokenizer, window, special_tokens):
         document = documents[index]
+        windows, roles = _mark_chat(document, windows, chat_specials)
         for one in windows:
             size = len(one.input_ids)
             if limit is not None and size > limit:
@@ -104,6 +114,8 @@ def make_sequences(
                 twice.setdefault(document.name, one.pieces[0])
         real = [~one.special for one in windows]
         per_token = {c: _listed(document, c, whole, sum(int(r.sum()) for r in real)) for c in listed}
+        if roles is not None:
+            per_token[ROLE] = roles
         for name, labeler in labelers.items():
             start = np.concatenate([one.start[r] for one, r in zip(windows, real, strict=True)])
             end = np.concatenate([one.end[r] for one, r in zip(windows, real, strict=True)])
@@ -117,7 +129,7 @@ def make_sequences(
 
 
 def _cut(
-    documents: Seq[Document], tokenizer: Any | None, window: int | None
+    documents: Seq[Document], tokenizer: Any | None, window: int | None, special_tokens: bool
 ) -> Iterator[tuple[int, int, list[Sequence]]]:
     """Yield (index, real tokens of the whole document, its windows) of every document, in order.
 
@@ -130,10 +142,12 @@ def _cut(
             yield at, len(ids), _cut_ids(at, ids, window)
             at += 1
             continue
+        chats = documents[at].chat is not None
+        added = special_tokens and not chats
         batch: list[str] = []
         size = 0
         for document in documents[at : at + _BATCH_DOCUMENTS]:
-            if document.text is None or size > _BATCH_CHARACTERS:
+            if document.text is None or size > _BATCH_CHARACTERS or (document.chat is not None) != chats:
                 break
             batch.append(document.text)
             size += len(document.text)
@@ -141,7 +155,7 @@ def _cut(
             raise DataError(
                 f"The document {documents[at].name} is text and the model has no tokenizer. Give data with 'input_ids'."
             )
-        for text, whole in zip(batch, encode(tokenizer, batch), strict=True):
+        for text, whole in zip(batch, encode(tokenizer, batch, special_tokens=added), strict=True):
             name = documents[at].name
             if not whole.real:
                 raise DataError(
@@ -149,7 +163,7 @@ def _cut(
                 )
             slices = [(0, len(text), whole)]
             if window is not None and len(whole.ids) > window:
-                slices = cut_text(name, text, whole, tokenizer, window)
+                slices = cut_text(name, text, whole, tokenizer, window, special_tokens=added)
             yield at, whole.real, [_sequence(at, tokenizer, *one) for one in slices]
             at += 1
 
@@ -159,6 +173,20 @@ def _sequence(document: int, tokenizer: Any, begin: int, end: int, encoding: Enc
     pieces = tokenizer.convert_ids_to_tokens(encoding.ids.tolist())
     spans = (encoding.start + shift, encoding.end + shift)
     return Sequence(document, begin, end - begin, encoding.ids, encoding.special, *spans, pieces)
+
+
+def _mark_chat(
+    document: Document, windows: list[Sequence], specials: np.ndarray | None
+) -> tuple[list[Sequence], list[str | None] | None]:
+    """Flag the special tokens of a chat's windows, and give the roles of all other tokens, in order."""
+    if document.chat is None or specials is None:
+        return windows, None
+    marked, roles = [], []
+    for one in windows:
+        special, names = mark_tokens(document.chat, one.input_ids, one.start, one.end, specials)
+        marked.append(replace(one, special=special))
+        roles += [name for name, not_text in zip(names, special.tolist(), strict=True) if not not_text]
+    return marked, roles if document.chat.spans is not None else None
 
 
 def _cut_ids(document: int, ids: np.ndarray, window: int | None) -> list[Sequence]:
@@ -201,6 +229,6 @@ def _warn_twice(twice: Mapping[str, str]) -> list[str]:
     piece = next(iter(twice.values()))
     shown = ", ".join(list(twice)[:5]) + (f" and {len(twice) - 5} more" if len(twice) > 5 else "")
     return [
-        f"The tokenizer puts {piece!r} in front of every text, and {len(twice)} document(s) already begin"
-        f" with it, so it is stored twice there: {shown}. Take it out of the text if one is meant."
+        f"The tokenizer, or its chat template, puts {piece!r} in front of every text, and {len(twice)} document(s)"
+        f" already begin with it, so it is stored twice there: {shown}. Take it out of the text if one is meant."
     ]

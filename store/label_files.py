@@ -1,7 +1,7 @@
 """Labels that people bring, a file or a table, read into columns that hold exactly what was written.
 
 pyarrow's own guesses are not taken where they change values without a word: its JSON reader makes times of texts and
-rounds whole numbers beyond 2^53, its CSV reader makes dates of texts and numbers of "007".
+rounds whole numbers beyond 2^53. `csv_table` says how the columns of a .csv get their types.
 """
 
 from __future__ import annotations
@@ -15,19 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.parquet as pq
 
 from ..errors import DataError, RequestError
+from .csv_table import exact_doubles, read_csv, typed_cells
 from .tokens import label_type
 
-pc: Any = pyarrow.compute  # type checkers see none of its functions
 SUFFIXES = (".parquet", ".csv", ".jsonl")
-_INTEGER = r"^-?(0|[1-9][0-9]*)$"
-_REAL = r"^[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$|^(?i:[+-]?(nan|inf|infinity))$"
-_TRUTH = r"^(true|false|True|False|TRUE|FALSE)$"
 _LINES_A_BATCH = 1 << 16
-_CSV_BLOCK = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -123,56 +118,10 @@ def _plain_column(name: str, column: pa.ChunkedArray, where: str) -> pa.ChunkedA
 
 
 def _read_csv(data: bytes, where: str, as_text: Collection[str]) -> pa.Table:
-    """Read everything as text and choose each column's type by all of its cells."""
-    from pyarrow import csv
-
-    if data.count(b'"') % 2:
-        raise DataError(f"{where}: a quotation mark is never closed; the file may be cut. Mend it.")
-    parse = csv.ParseOptions(newlines_in_values=True)
-    reading = csv.ReadOptions(block_size=_CSV_BLOCK)
-    with csv.open_csv(pa.BufferReader(data), parse_options=parse, read_options=reading) as reader:
-        names = reader.schema.names
-    convert = csv.ConvertOptions(
-        column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
-    )
-    table = csv.read_csv(pa.BufferReader(data), reading, parse, convert)
-    columns = [c if n in as_text else _typed(n, c, where) for n, c in zip(names, table.columns, strict=True)]
-    return pa.Table.from_arrays(columns, names=names)
-
-
-def _typed(name: str, cells: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    if cells.null_count == len(cells):
-        return pa.chunked_array([pa.nulls(len(cells))])
-
-    def all_are(pattern: str) -> bool:
-        return bool(pc.all(pc.match_substring_regex(cells, pattern)).as_py())
-
-    if all_are(_INTEGER):
-        return _cast_integers(name, cells, where)
-    if all_are(_REAL):
-        whole = cells.filter(pc.match_substring_regex(cells, _INTEGER))
-        _check_exact(name, _cast_integers(name, whole, where), where)
-        return cells.cast(pa.float64())
-    return pc.equal(pc.utf8_lower(cells), "true") if all_are(_TRUTH) else cells
-
-
-def _cast_integers(name: str, cells: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    try:
-        return cells.cast(pa.int64())
-    except pa.ArrowInvalid:
-        raise DataError(
-            f"{where}: the integers of column {name!r} do not fit into 64 bits. Give them as text, in a .jsonl."
-        ) from None
-
-
-def _check_exact(name: str, integers: Any, where: str) -> Any:
-    try:
-        return integers.cast(pa.float64())  # raises where a whole number has no double of its own
-    except pa.ArrowInvalid:
-        raise DataError(
-            f"{where}: column {name!r} mixes real numbers with integers beyond 2^53, which would be rounded. Give it "
-            "one kind, or write it as text."
-        ) from None
+    table = read_csv(data, where)
+    pairs = zip(table.column_names, table.columns, strict=True)
+    columns = [c if n in as_text else typed_cells(n, c, where) for n, c in pairs]
+    return pa.Table.from_arrays(columns, names=table.column_names)
 
 
 def _read_jsonl(data: bytes, where: str) -> pa.Table:
@@ -190,7 +139,7 @@ def _read_jsonl(data: bytes, where: str) -> pa.Table:
     done = {}
     for name, arrays in parts.items():
         wanted = label_type(name, list(kinds[name].values()))  # refuses a mixture
-        same = [_check_exact(name, a, where) if pa.types.is_floating(wanted) else a.cast(wanted) for a in arrays]
+        same = [exact_doubles(name, a, where) if pa.types.is_floating(wanted) else a.cast(wanted) for a in arrays]
         done[name] = pa.chunked_array(same, wanted)
     return pa.table(done)
 
@@ -205,7 +154,7 @@ def _array(name: str, values: list[Any], kinds: dict[str, dict[type, Any]], wher
     wanted = label_type(name, list(found.values()))
     try:
         if {int, float} <= found.keys():
-            _check_exact(name, pa.array([v for v in values if type(v) is int], pa.int64()), where)
+            exact_doubles(name, pa.array([v for v in values if type(v) is int], pa.int64()), where)
         return pa.array(values, wanted)
     except OverflowError:
         raise DataError(

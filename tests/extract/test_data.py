@@ -150,7 +150,7 @@ LINE = [
     ('{"text": 3}', "'text' is an integer, not a string"),
     ('{"text": ["a"]}', "'text' is a list, not a string"),
     ('{"text": ""}', "empty"),
-    ('{"y": 1}', "no text in column 'text' and no 'input_ids'"),
+    ('{"y": 1}', "no text in column 'text' and no 'messages' or 'input_ids'"),
     ('{"text": "a", "text": "b"}', "'text' is given twice"),
     ('{"text": "a\\ud83d!"}', "lone surrogate (\\ud83d) at character 1"),
     ('{"text": "a", "y": {"b": 1}}', "the label 'y' holds an object"),
@@ -214,7 +214,9 @@ def test_a_column_in_no_row_is_an_unknown_name_with_near_ones(tmp_path: Path) ->
 
 def test_text_files_have_no_columns(tmp_path: Path) -> None:
     path = write(tmp_path / "n.txt", "a\n")
-    with pytest.raises(UnknownNameError, match=r"no label column 'y' .*only \.jsonl data has columns"):
+    with pytest.raises(
+        UnknownNameError, match=r"no label column 'y' .*only rows of \.jsonl, \.csv, \.parquet or hf: data"
+    ):
         read_documents(path, label_columns=["y"])
 
 
@@ -230,7 +232,7 @@ def test_an_empty_file_is_refused(tmp_path: Path, name: str, content: str) -> No
 def test_places_without_data_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "folder/rows.jsonl", "{}")
     write(tmp_path / "blank/a.py", "\n")
-    write(tmp_path / "t.csv", "a,b")
+    write(tmp_path / "t.tsv", "a\tb")
     with pytest.raises(DataError, match=r"no file or folder .*missing.txt"):
         read_documents(tmp_path / "missing.txt")
     with pytest.raises(DataError, match=r"folder holds no source or text file.*\*\*/\*\.jsonl"):
@@ -239,8 +241,8 @@ def test_places_without_data_are_refused(tmp_path: Path) -> None:
         read_documents(tmp_path / "blank")
     with pytest.raises(DataError, match="No file matches"):
         read_documents(f"{tmp_path}/**/*.nothing")
-    with pytest.raises(DataError, match=r"ends in '\.csv' is not read"):
-        read_documents(tmp_path / "t.csv")
+    with pytest.raises(DataError, match=r"ends in '\.tsv' is not read"):
+        read_documents(tmp_path / "t.tsv")
 
 
 def test_bytes_that_are_not_utf8_are_refused_with_line_and_offset(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_whatever_rows_and_values_are_given_sql_shows_these(lake, tmp_path, data
     "name, content, pattern",
     [
         ("s.csv", b"", "cannot be read as .csv"),
-        ("s.csv", b"row,x\n0,1,2\n", "Expected 2 columns, got 3"),
+        ("s.csv", b"row,x\n0,1,2\n", "row 1: 3 cells, where the header has 2"),
         ("s.csv", b'row,x\n0,"abc\n', "quotation mark is never closed"),
         ("s.csv", b"row,x\n0,\xff\n", "UTF8"),
         ("s.csv", b"row,row\n0,1\n", "two columns 'row'"),
