@@ -23,12 +23,22 @@ from ..store.run import RunRecord, find_run
 from .batch_check import check_batches
 from .data import data_digest, read_documents
 from .engine import make_engine
+from .keep import Keep
 from .labels import load_labeler
 from .loaded_model import ModelSource, short_path
 from .models import load_model
 from .plan import make_plan
 from .run_units import import_from_here, run_units
-from .settings import choose_arrays, choose_padding, compute_settings, default_name, label_column, loadable
+from .settings import (
+    choose_arrays,
+    choose_padding,
+    compute_settings,
+    default_name,
+    label_column,
+    layer_numbers,
+    loadable,
+    site_names,
+)
 from .windows import make_sequences
 
 _WASTE_WARNING = 0.10
@@ -47,6 +57,10 @@ class ExtractReport:
     documents: int
     arrays: list[str]
     seconds: float
+    tokens_read: int
+    """What the model reads; more than `tokens`, which are stored, with `keep` or `overlap`."""
+    left_out: int
+    """Sequences that are not run, as nothing of them is stored."""
     retried: dict[str, int] = field(default_factory=dict)
     lost_workers: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -63,10 +77,12 @@ def extract(
     *,
     run: str | None = None,
     sites: Sequence[str] = ("embed", "resid_post"),
-    layers: Sequence[int] | int | None = None,
+    layers: Sequence[int] | int | str | None = None,
     dtype: str | None = None,
     codec: str = "none",
     window: int | None = None,
+    overlap: int = 0,
+    keep: str | None = None,
     text_column: str = "text",
     label_columns: Sequence[str] = (),
     split_column: str | None = None,
@@ -84,16 +100,19 @@ def extract(
     device: str = "cpu",
     ray_address: str | None = None,
 ) -> ExtractReport:
-    """Run `model` over `data` and store the activations of every token as a run of `lake`.
+    """Run `model` over `data` and store the activations of every token, or of those to keep, as a run of `lake`.
 
     The same call again does only what is missing: a finished run is left as it is, a broken one is completed to the
     same bytes. A run of that name made with other settings is refused. Nothing is written before the data are read,
     the model is loaded, the plan is made, and a planned batch has given what its sequences give alone.
 
     `model` is a local Hugging Face folder, a hub name, or ``package.module:function``. `data` is a .txt or .jsonl
-    file, or a folder or glob of source files. `sites` and `layers` choose arrays (layers: all). `dtype` is the stored
-    dtype (default: each site's own, which loses nothing). `codec` is ``none``, raw rows, or ``archive``, compressed
-    without loss, which tensorstore reads. `window` splits documents at lines into sequences of at most so many tokens.
+    file, or a folder or glob of source files. `sites` and `layers` choose arrays (layers: all; ``0,3,5-8`` as text).
+    `dtype` is the stored dtype (default: each site's own, which loses nothing). `codec` is ``none``, raw rows, or
+    ``archive``, compressed without loss, which tensorstore reads. `window` splits documents at lines into sequences of
+    at most so many tokens, each beginning with `overlap` tokens of the text before it that are read and not stored.
+    `keep` is a condition in SQL over the columns of `tokens` and `sequences`, such as ``pos = length - 1``: only tokens
+    that meet it are stored, and sequences without one are not run (see `extract.keep`).
     `labels` name labelers, as ``code-depth`` or ``column=package.module:function``. `attention` is the implementation
     that transformers shall take (sdpa, eager, ...). `padding` is ``right``, ``left`` or ``none`` (default: the first
     that the model is known to be unmoved by). `threads` are compute threads a worker.
@@ -105,7 +124,7 @@ def extract(
             "load it; the data by a path."
         )
     sites, label_columns, labels = ((v,) if isinstance(v, str) else v for v in (sites, label_columns, labels))
-    layers = (layers,) if isinstance(layers, int) else layers
+    sites, layers = site_names(sites), layer_numbers(layers)
     root = lake_path(lake)
     if (root / "lake.json").exists():
         check_lake(root)
@@ -122,6 +141,7 @@ def extract(
     documents = read_documents(
         data, text_column=text_column, label_columns=tuple(label_columns), split_column=split_column
     )
+    rule = Keep(keep, [*label_columns, *labelers]) if keep is not None else None
     source = ModelSource(model, revision, model_dtype, trust_remote_code, attention)
     with _torch_threads(threads):
         loaded = load_model(source, device=device)
@@ -131,10 +151,11 @@ def extract(
         window=window,
         max_length=loaded.max_length,
         vocab_size=loaded.vocab_size,
+        overlap=overlap,
         labelers=labelers,
     )
     arrays = choose_arrays(loaded, sites, layers, dtype, codec)
-    plan = make_plan(documents, sequences, unit_rows)
+    plan = make_plan(documents, sequences, unit_rows, rule)
     if len(plan.units) > 1 and plan.waste > _WASTE_WARNING:
         warnings.append(
             f"{plan.waste:.0%} of the planned rows stay unused: units of {plan.unit_rows} rows do not suit these data. "
@@ -147,6 +168,8 @@ def extract(
             "model": loaded.identity,
             "data": data_digest(documents),
             "window": window,
+            **({"overlap": overlap} if overlap else {}),
+            **({"keep": rule.text} if rule else {}),
             "padding": side,
             "batch_tokens": batch_tokens,
             "compute": compute_settings(threads, device, loaded.identity["kind"], codec),
@@ -194,6 +217,8 @@ def extract(
         tokens=record.tokens,
         sequences=record.sequences,
         documents=len(documents),
+        tokens_read=plan.read,
+        left_out=plan.left_out,
         arrays=[a.name for a in arrays],
         seconds=round(time.perf_counter() - started, 2),
         units_done=outcome.done,
