@@ -77,7 +77,7 @@ def extract(
     *,
     run: str | None = None,
     sites: Sequence[str] = ("embed", "resid_post"),
-    layers: Sequence[int] | int | str | None = None,
+    layers: Sequence[int | str] | int | str | None = None,
     dtype: str | None = None,
     codec: str = "none",
     window: int | None = None,

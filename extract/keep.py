@@ -31,9 +31,8 @@ COLUMNS = tuple(name for name in _FIELDS if name not in ("row", "unit", "first_r
 """What a condition can ask of every run's tokens, apart from labels."""
 
 _TABLES = ("tokens", "sequences")
-_ALLOWED = frozenset(
-    "BETWEEN CASE CAST COLUMN_REF COMPARISON CONJUNCTION CONSTANT FUNCTION OPERATOR TYPE WINDOW".split()
-)
+_LEAVES = frozenset(("COLUMN_REF", "CONSTANT", "TYPE"))
+_INNER = frozenset(("BETWEEN", "CASE", "CAST", "COMPARISON", "CONJUNCTION", "FUNCTION", "OPERATOR", "WINDOW"))
 _OF_DATES_TOO = ("+", "-")  # for dates and times they depend on the day; tokens have none
 _IN_ANY_ORDER = ("min", "max", "count", "count_star", "sum", "avg", "bool_and", "bool_or")
 # The first 12 hexadecimal digits of a SHA-256 as a number below 2**48, which a DOUBLE holds exactly.
@@ -152,7 +151,7 @@ class _Check:
 
     def _check(self, tree: dict[str, Any], columns: list[str], own: list[str]) -> None:
         for node in _nodes(tree):
-            if node["class"] not in _ALLOWED:
+            if node["class"] not in _LEAVES | _INNER:
                 self._refuse(f"it holds a {node['class'].lower()}, which a condition on tokens cannot have")
             if node["class"] == "COLUMN_REF":
                 path = node["column_names"]

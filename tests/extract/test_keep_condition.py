@@ -147,12 +147,14 @@ def test_what_is_not_one_condition_with_one_answer_is_refused(tmp_path: Path, te
 
 @pytest.mark.parametrize("name", ["row", "unit", "rows", "first_row", "run", "dept", "current_date", "a.pos", "user"])
 def test_a_column_that_is_not_there_is_refused_with_those_that_are(name: str) -> None:
-    with pytest.raises(UnknownNameError, match=rf"column '{name}' for --keep .*Known: seq, pos, .*, length, depth") as e:
+    with pytest.raises(
+        UnknownNameError, match=rf"column '{name}' for --keep .*Known: seq, pos, .*, length, depth"
+    ) as e:
         Keep(f"{name} = 1", ["depth"])
     assert isinstance(e.value, RequestError) and e.value.exit_code == 2
 
 
 def test_a_label_may_have_any_name() -> None:
     odd = table().append_column("place", table()["pos"]).append_column("two words", table()["pos"])
-    mask = Keep("place = 1 OR \"Two Words\" = 2", ["depth", "place", "two words"]).mask(odd)
+    mask = Keep('place = 1 OR "Two Words" = 2', ["depth", "place", "two words"]).mask(odd)
     assert mask.tolist() == [r["pos"] in (1, 2) for r in planned()]

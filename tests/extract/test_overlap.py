@@ -25,9 +25,7 @@ PLAIN = st.text(min_size=1, max_size=60)
 def made(content: str | tuple[int, ...], tokens: Any, window: int, overlap: int, **labels: Any) -> list[Sequence]:
     text, ids = (content, None) if isinstance(content, str) else (None, content)
     document = Document("d", text, ids, labels, None)
-    sequences, _ = make_sequences(
-        [document], tokens, window=window, max_length=None, vocab_size=None, overlap=overlap
-    )
+    sequences, _ = make_sequences([document], tokens, window=window, max_length=None, vocab_size=None, overlap=overlap)
     return sequences
 
 
@@ -123,7 +121,9 @@ def test_every_id_is_stored_once_with_the_ids_before_it_as_context(n: int, windo
         assert one.input_ids.tolist() == list(ids[one.offset : one.offset + one.length])
         assert len(one.input_ids) <= window
         assert int((~one.stored).sum()) == (overlap if k else 0)
-        assert one.labels["y"] == [i if own else None for i, own in zip(one.input_ids.tolist(), one.stored, strict=True)]
+        assert one.labels["y"] == [
+            i if own else None for i, own in zip(one.input_ids.tolist(), one.stored, strict=True)
+        ]
     assert sum(len(one.input_ids) == window for one in sequences) >= len(sequences) - 1
 
 
