@@ -21,6 +21,7 @@ from layerlake.extract.plan import choose_unit_rows, make_plan, pack
 from layerlake.extract.repair import repair
 from layerlake.extract.windows import Sequence
 from layerlake.store.lake import Lake
+from processes import run_layerlake, started, wait_until
 from typer.testing import CliRunner
 
 ARRAYS = ("embed", "resid_post-0", "resid_post-1")
@@ -288,3 +289,38 @@ def test_the_plan_has_what_is_read_and_rows_for_what_is_stored():
     assert plan.sequences["first_row"].to_pylist() == [0, 2, *range(3, 17)]
     assert (plan.tokens, plan.read, plan.left_out) == (17, 19, 1)
     assert plan.waste == pytest.approx(1 - 17 / 32)
+
+
+@pytest.mark.slow
+def test_S06_killed_and_on_actors_a_run_of_kept_tokens_has_the_same_bytes(tmp_path):
+    rng = np.random.default_rng(3)
+    lengths = [int(n) for n in rng.integers(1, 60, 300)]
+    write(tmp_path / "d.jsonl", [[True] * n for n in lengths])
+    data = ["extract", "toy_models:slow", tmp_path / "d.jsonl", "--run", "r", "--window", 24, "--overlap", 9]
+    command = [*data, "--keep", "sample(0.3, 5) OR pos = length - 1", "--unit-rows", 256, "--batch-tokens", 64]
+
+    def promised(lake: Path) -> dict[str, bytes]:
+        found = lake / "runs" / "r"
+        files = [*(found / "activations.zarr").rglob("c.*"), *(found / "tokens").iterdir(), *(found / "plan").iterdir()]
+        return {str(p.relative_to(found)): p.read_bytes() for p in files}
+
+    assert run_layerlake(*command, "--lake", tmp_path / "whole").returncode == 0
+    expected = promised(tmp_path / "whole")
+    assert len(Lake.open(tmp_path / "whole").run("r").committed()) > 4
+    killed, units = 0, tmp_path / "killed" / "runs" / "r" / "units"
+    for _ in range(30):
+        with started(*command, "--lake", tmp_path / "killed") as process:
+            before = len(list(units.iterdir())) if units.is_dir() else 0
+            wait_until(lambda p=process, b=before: p.poll() is not None or len(list(units.glob("*"))) > b + 1, 60)
+            if process.poll() is not None:
+                break
+            process.kill()
+            process.wait()
+            killed += 1
+    assert killed > 1
+    assert run_layerlake(*command, "--lake", tmp_path / "killed").returncode == 0
+    assert promised(tmp_path / "killed") == expected
+    done = run_layerlake(*command, "--lake", tmp_path / "ray", "--engine", "ray", "--workers", 2)
+    assert done.returncode == 0, done.stderr
+    assert promised(tmp_path / "ray") == expected
+    assert Lake.open(tmp_path / "killed").verify() == Lake.open(tmp_path / "ray").verify() == []
