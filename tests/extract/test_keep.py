@@ -70,7 +70,7 @@ masks = st.lists(st.lists(st.booleans(), min_size=1, max_size=30), min_size=1, m
 )
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kept=masks, padding=st.sampled_from(["right", "left", "none"]), codec=st.sampled_from(["none", "archive"]))
 def test_the_kept_tokens_have_the_values_of_a_plain_forward(tmp_path_factory, kept, padding, codec):
     folder = tmp_path_factory.mktemp("keep")
@@ -138,7 +138,9 @@ def test_nothing_is_computed_for_sequences_that_keep_nothing(tmp_path, monkeypat
     ]
     done = CliRunner().invoke(app, [*command, "--label-column", "k", "--keep", "k"])
     assert done.exit_code == 0, done.output
-    assert {tuple(s) for s in seen if any(s)} == {tuple(ids[1]), tuple(ids[3])}
+    ran = {tuple(s) for s in seen}
+    assert {tuple(ids[1]), tuple(ids[3])} <= ran
+    assert not {tuple(ids[0]), tuple(ids[2])} & ran
     assert "2 of 11 tokens in 2 sequences of 4 documents" in done.output
     assert "Not run, as nothing of them is kept: 2 sequences." in done.output
     assert sorted(stored(tmp_path, "r")) == [(1, 0), (3, 1)]

@@ -64,7 +64,7 @@ def test_a_condition_keeps_the_tokens_it_is_true_of(text: str, expected: Callabl
     assert Keep(text, ["depth"]).mask(table()).tolist() == shown
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     fraction=st.sampled_from(["0", "0.01", "0.123456789", "0.5", "1", "1e-1", "2.0 / 3", "0.3::FLOAT::DOUBLE"]),
     seed=st.integers(-5, 10**18),
