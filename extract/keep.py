@@ -34,7 +34,10 @@ _TABLES = ("tokens", "sequences")
 _LEAVES = frozenset(("COLUMN_REF", "CONSTANT", "TYPE"))
 _INNER = frozenset(("BETWEEN", "CASE", "CAST", "COMPARISON", "CONJUNCTION", "FUNCTION", "OPERATOR", "WINDOW"))
 _OF_DATES_TOO = ("+", "-")  # for dates and times they depend on the day; tokens have none
+# DuckDB calls these consistent; the first draws a sample, and the others may call it by a name in text.
+_OF_CHANCE = ("reservoir_quantile", "list_aggregate", "list_aggr", "array_aggregate", "array_aggr", "aggregate")
 _IN_ANY_ORDER = ("min", "max", "count", "count_star", "sum", "avg", "bool_and", "bool_or")
+_OF_ALL_PEERS = [("UNBOUNDED_PRECEDING", end, "NO_OTHER") for end in ("CURRENT_ROW_RANGE", "UNBOUNDED_FOLLOWING")]
 # The first 12 hexadecimal digits of a SHA-256 as a number below 2**48, which a DOUBLE holds exactly.
 _SAMPLE = """CREATE MACRO sample_of(fraction, seed, document_sha256, char_offset, pos) AS
     CASE WHEN fraction BETWEEN 0 AND 1 THEN
@@ -57,10 +60,13 @@ class Keep:
     def __init__(self, text: str, labels: Iterable[str] = ()) -> None:
         self.text = text
         columns = [*COLUMNS, *labels]
-        with _connection() as connection:
-            expression = _parse(connection, text)
-            _Check(connection, text, columns).check(expression)
-        self._expression = _with_sample(expression)
+        try:
+            with _connection() as connection:
+                expression = _parse(connection, text)
+                _Check(connection, text, columns).check(expression)
+            self._expression = _with_sample(expression)
+        except RecursionError:
+            raise SqlRefusedError("--keep is nested too deeply. Write it with fewer levels.") from None
 
     def mask(self, tokens: pa.Table) -> np.ndarray:
         """Say of each of the planned `tokens`, with the columns of their sequences, whether it is kept: bool (n,)."""
@@ -172,7 +178,7 @@ class _Check:
                 self._refuse(f"{name} is a value of many tokens: say of which, as {name}(...) OVER (PARTITION BY seq)")
             if kind == "macro":
                 self._check(_parse(self.connection, definition), parameters, [])
-            elif kind != "scalar" or (stability != "CONSISTENT" and name not in _OF_DATES_TOO):
+            elif kind != "scalar" or name in _OF_CHANCE or (stability != "CONSISTENT" and name not in _OF_DATES_TOO):
                 self._refuse(
                     f"{name} need not give the same answer when the run is resumed. For a sample write "
                     "sample(fraction, seed)"
@@ -181,10 +187,14 @@ class _Check:
     def _check_window(self, node: dict[str, Any]) -> None:
         name = node["function_name"].lower()
         facts = self.functions.get(name, ())
-        if any(kind not in ("aggregate", "window") or stability != "CONSISTENT" for kind, stability, *_ in facts):
+        if name in _OF_CHANCE or any(
+            kind not in ("aggregate", "window") or stability != "CONSISTENT" for kind, stability, *_ in facts
+        ):
             self._refuse(f"{name} is no function of a window that always gives the same answer")
-        by = {c for n in _nodes([node["partitions"], node["orders"]]) for c in n.get("column_names", ())[-1:]}
-        if name not in _IN_ANY_ORDER and not {"seq", "pos"} <= {c.lower() for c in by}:
+        whole = (node["start"], node["end"], node["exclude_clause"]) in _OF_ALL_PEERS
+        by = [*node["partitions"], *(order["expression"] for order in node["orders"])]
+        ordered = {"seq", "pos"} <= {one["column_names"][-1].lower() for one in by if one["class"] == "COLUMN_REF"}
+        if not ordered and not (whole and name in _IN_ANY_ORDER):
             self._refuse(f"{name} depends on the order: write {name}(...) OVER (PARTITION BY seq ORDER BY pos)")
 
     def _refuse(self, why: str) -> None:

@@ -21,6 +21,7 @@ from layerlake.extract.plan import choose_unit_rows, make_plan, pack
 from layerlake.extract.repair import repair
 from layerlake.extract.windows import Sequence
 from layerlake.store.lake import Lake
+from layerlake.store.parquet import table_bytes
 from processes import run_layerlake, started, wait_until
 from typer.testing import CliRunner
 
@@ -250,6 +251,27 @@ def test_repair_redoes_what_follows_from_the_plan_and_says_what_does_not(tmp_pat
         "the plan has tokens that are read and not stored, which stand nowhere else: extract the data again, as a run "
         "of another name"
     ]
+
+
+def test_every_damaged_file_of_a_run_of_kept_tokens_is_named(tmp_path):
+    write(tmp_path / "d.jsonl", [[i % 2 == 0 for i in range(12)]] * 9)
+    run(tmp_path, "r", keep="k AND pos > 3")
+    lake = Lake.open(tmp_path / "lake")
+    found = lake.run("r")
+    whole = found.stored_tokens(0)
+    assert whole["row"].to_pylist() == list(range(36)) and found.planned_tokens(0).num_rows == 108
+    files = [p for p in found.folder.rglob("*") if p.is_file() and p.name != "driver.lock"]
+    assert len(files) == 12
+    for path in files:
+        before = path.read_bytes()
+        damaged = bytearray(before)
+        damaged[len(damaged) // 3] ^= 1
+        path.write_bytes(damaged)
+        assert str(path.relative_to(lake.root)) in {p.path for p in lake.verify()}
+        path.write_bytes(before)
+    more = found.planned_tokens(0)
+    found.tokens_path(0).write_bytes(table_bytes(more.set_column(0, "row", pa.array(range(108), pa.int64()))))
+    assert str(found.tokens_path(0).relative_to(lake.root)) in {p.path for p in lake.verify()}
 
 
 def test_a_value_of_a_token_that_is_not_stored_need_not_fit(tmp_path):
