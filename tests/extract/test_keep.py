@@ -14,11 +14,14 @@ import toy_models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from layerlake.__main__ import app
+from layerlake.analyze.probe_rows import rows_to_probe
 from layerlake.errors import DataError, RequestError, SettingsDifferError, UnknownNameError
+from layerlake.extract.batch import Batch
 from layerlake.extract.data import Document
 from layerlake.extract.driver import ExtractReport, extract
 from layerlake.extract.plan import choose_unit_rows, make_plan, pack
 from layerlake.extract.repair import repair
+from layerlake.extract.unit_sequences import UnitSequences
 from layerlake.extract.windows import Sequence
 from layerlake.store.lake import Lake
 from layerlake.store.parquet import table_bytes
@@ -206,6 +209,15 @@ def test_an_overlap_is_told_apart_and_stores_each_token_once(tmp_path):
     assert sorted(stored(tmp_path, "both")) == [k for k in sorted(found) if k[1] >= 6]
 
 
+def test_windows_that_overlap_are_never_on_both_sides_of_a_split(tmp_path):
+    write(tmp_path / "d.jsonl", [[True, False] * 25, [True, False] * 7])
+    for name, overlap, groups in (("apart", 0, 5 + 2), ("overlapping", 4, 2)):
+        run(tmp_path, name, window=12, overlap=overlap)
+        lake = Lake.open(tmp_path / "lake")
+        _, rows = rows_to_probe(lake, lake.run(name), "k", None, "seq")
+        assert (rows.num_rows, len(rows["grouping"].unique())) == (64, groups)
+
+
 def test_the_text_around_a_kept_token_has_its_neighbours(tmp_path):
     ids = write(tmp_path / "d.jsonl", [[True] * 9, [False] * 9, [True] * 4])
     run(tmp_path, "r", keep="pos % 4 = 2 AND k")
@@ -283,7 +295,25 @@ def test_a_value_of_a_token_that_is_not_stored_need_not_fit(tmp_path):
     assert report.tokens == 2
 
 
-@settings(max_examples=100, deadline=None)
+def test_where_everything_is_stored_nothing_is_copied():
+    tokens = pa.table({"row": [0, 1, 2, 3, None], "seq": [0, 0, 1, 2, 2], "token_id": [5, 6, 7, 8, 9]})
+    unit = UnitSequences(tokens)
+    value = torch.arange(24.0).reshape(3, 2, 4)
+    for members, whole in (([0, 1], True), ([2, 0], False)):
+        batch = Batch.of([unit.ids[i] for i in members], "right")
+        rows = unit.batch_rows(batch, members)
+        selected = rows.select(value[: len(members)])
+        assert (selected.data_ptr() == value.data_ptr()) == whole
+        found = {first: part.tolist() for first, part in rows.runs(selected.numpy())}
+        expected = (
+            {0: value[0].tolist(), 2: value[1, :1].tolist()}
+            if whole
+            else {3: value[0, :1].tolist(), 0: value[1].tolist()}
+        )
+        assert found == expected
+
+
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 5000)), min_size=1, max_size=200))
 def test_a_unit_reads_a_bearable_number_of_tokens(pairs):
     rows, lengths = [r for r, _ in pairs], [max(p) for p in pairs]
