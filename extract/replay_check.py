@@ -182,8 +182,8 @@ class ReplayCheck:
                 row, far = _farthest(own, rounded)
                 raise ReplayError(
                     f"Replay of {where}: what was to be stored at site {point.name} is not what the model gives this "
-                    f"sequence alone. Token {at[row]} is {far:.3g} of its norm away, and {limit:.2g} is what another batch "
-                    + (f"explains; it is nearer to {nearer}. " if nearer else "explains. ")
+                    f"sequence alone. Token {at[row]} is {far:.3g} of its norm away, and {limit:.2g} is what another "
+                    + (f"batch explains; it is nearer to {nearer}. " if nearer else "batch explains. ")
                     + "The unit is not committed. `layerlake doctor` tells what of the model does not hold."
                 )
             worst = max(worst, distance)
