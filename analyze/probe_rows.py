@@ -49,8 +49,10 @@ def _query(lake: Lake, run: Run, label: str, where: str | None, by: str) -> str:
         f"TRY_CAST(tokens.{_quoted(f.name)} AS {_SQL_TYPES[_own_type(own, f)]}) AS {_quoted(f.name)}" for f in widened
     ]
     columns = f"tokens.* REPLACE ({', '.join(casts)})" if casts else "tokens.*"
-    # Copies of a text are one group: on both sides of a split they would be recognised, not read.
-    copies = "document_sha256" if by == "document" else "document_sha256, char_offset"
+    # Copies of a text are one group: on both sides of a split they would be recognised, not read. Windows that overlap
+    # have text in common.
+    apart = by != "document" and not run.record.settings.get("overlap")
+    copies = "document_sha256, char_offset" if apart else "document_sha256"
     inner = (
         f"SELECT {columns}, document, {_COPIES} FROM tokens JOIN (SELECT seq, document, min({by}) OVER (PARTITION BY "
         f"{copies}) AS {_COPIES} FROM sequences WHERE run = '{name}') USING (seq) WHERE tokens.run = '{name}'"

@@ -39,10 +39,13 @@ def extract(
     run: Annotated[str | None, typer.Option(help="The run's name; default: from model and data.")] = None,
     site: Annotated[
         list[str] | None,
-        typer.Option(metavar="SITE", help="A site to store; repeat for more. Default: embed and resid_post."),
+        typer.Option(
+            "--site", "--sites", metavar="SITE", help="Sites to store, as embed,resid_post. Default: these two."
+        ),
     ] = None,
     layer: Annotated[
-        list[int] | None, typer.Option(metavar="N", help="A layer to store, from 0; repeat for more. Default: all.")
+        list[str] | None,
+        typer.Option("--layer", "--layers", metavar="N", help="Layers to store, from 0, as 0,3,5-8. Default: all."),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Stored as bfloat16, float16 or float32. Default: the model's own.")
@@ -52,6 +55,17 @@ def extract(
     ] = "none",
     window: Annotated[
         int | None, typer.Option(help="Split documents at lines into sequences of at most so many tokens.")
+    ] = None,
+    overlap: Annotated[
+        int, typer.Option(help="Tokens of the text before it that each window reads first; stored once all the same.")
+    ] = 0,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SQL",
+            help="Store only tokens that meet a condition over the columns of tokens and sequences: 'pos = length - 1' "
+            "(the last), 'depth IS NOT NULL', 'sample(0.01, 7)' (one in a hundred, seed 7).",
+        ),
     ] = None,
     special_tokens: Annotated[
         str, typer.Option(help="auto (those the tokenizer adds to a text, in every window) or none.")
@@ -120,7 +134,7 @@ def extract(
     ray_address: RayAddressOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Run a model over data and store the activations of every token.
+    """Run a model over data and store the activations of every token, or of those that --keep names.
 
     The same command again does only what is missing. Other settings into a run of the same name are refused.
     """
@@ -140,6 +154,8 @@ def extract(
         dtype=dtype,
         codec=codec,
         window=window,
+        overlap=overlap,
+        keep=keep,
         text_column=text_column,
         messages_column=messages_column,
         generation_prompt=generation_prompt,
@@ -173,8 +189,9 @@ def extract(
         print(f"layerlake: {lost}", file=sys.stderr)
     named = " to ".join(dict.fromkeys((report.arrays[0], report.arrays[-1])))
     arrays = f"{count(len(report.arrays), 'array')} ({named})"
+    stored = "" if report.tokens == report.tokens_read else f"{report.tokens:,} of "
     size = (
-        f"{count(report.tokens, 'token')} in {count(report.sequences, 'sequence')} "
+        f"{stored}{count(report.tokens_read, 'token')} in {count(report.sequences, 'sequence')} "
         f"of {count(report.documents, 'document')}"
     )
     if report.units_done == 0:
@@ -183,6 +200,8 @@ def extract(
         before = report.units - report.units_done
         kept = f", {before} were there" if before else ""
         print(f"Run {report.run} is complete: {size}, {arrays}; {count(report.units_done, 'unit')} written{kept}.")
+    if report.left_out:
+        print(f"Not run, as nothing of them is kept: {count(report.left_out, 'sequence')}.")
 
 
 @app.command(epilog="Example: layerlake repair --lake lake --dry-run")

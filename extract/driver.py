@@ -21,9 +21,10 @@ from ..store.dtypes import stored_dtype
 from ..store.layout import check_lake, check_run_name, lake_path
 from ..store.run import RunRecord, find_run
 from .batch_check import check_batches
-from .chat import render_chats
+from .chat import ROLE, render_chats
 from .data import data_digest, read_documents
 from .engine import make_engine
+from .keep import Keep
 from .labels import load_labeler
 from .loaded_model import ModelSource
 from .models import load_model
@@ -37,7 +38,9 @@ from .settings import (
     data_title,
     default_name,
     label_column,
+    layer_numbers,
     loadable,
+    site_names,
 )
 from .windows import make_sequences
 
@@ -57,6 +60,10 @@ class ExtractReport:
     documents: int
     arrays: list[str]
     seconds: float
+    tokens_read: int
+    """What the model reads; more than `tokens`, which are stored, with `keep` or `overlap`."""
+    left_out: int
+    """Sequences that are not run, as nothing of them is stored."""
     retried: dict[str, int] = field(default_factory=dict)
     lost_workers: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -73,10 +80,12 @@ def extract(
     *,
     run: str | None = None,
     sites: Sequence[str] = ("embed", "resid_post"),
-    layers: Sequence[int] | int | None = None,
+    layers: Sequence[int | str] | int | str | None = None,
     dtype: str | None = None,
     codec: str = "none",
     window: int | None = None,
+    overlap: int = 0,
+    keep: str | None = None,
     text_column: str = "text",
     messages_column: str | None = None,
     generation_prompt: bool = False,
@@ -101,7 +110,7 @@ def extract(
     device: str = "cpu",
     ray_address: str | None = None,
 ) -> ExtractReport:
-    """Run `model` over `data` and store the activations of every token as a run of `lake`.
+    """Run `model` over `data` and store the activations of every token, or of those to keep, as a run of `lake`.
 
     The same call again does only what is missing: a finished run is left as it is, a broken one is completed to the
     same bytes. A run of that name made with other settings is refused. Nothing is written before the data are read,
@@ -112,9 +121,12 @@ def extract(
     `messages_column`, `label_columns`, `split_column`, `data_config` and `data_splits`. Messages are rendered by the
     tokenizer's chat template, with `generation_prompt` up to the next answer and with `chat_options`; with `roles` each
     token gets the label ``role``. `special_tokens` is ``auto``, the tokenizer's own in every window, or ``none``.
-    `sites` and `layers` choose arrays (layers: all). `dtype` is the stored dtype (default: each site's own, which loses
-    nothing). `codec` is ``none``, raw rows, or ``archive``, compressed without loss, which tensorstore reads. `window`
-    splits documents at lines into sequences of at most so many tokens. `labels` name labelers, as ``code-depth`` or
+    `sites` and `layers` choose arrays (layers: all; ``0,3,5-8`` as text). `dtype` is the stored dtype (default: each
+    site's own, which loses nothing). `codec` is ``none``, raw rows, or ``archive``, compressed without loss, which
+    tensorstore reads. `window` splits documents at lines into sequences of at most so many tokens, each beginning with
+    `overlap` tokens of the text before it that are read and not stored. `keep` is a condition in SQL over the columns
+    of `tokens` and `sequences`, such as ``pos = length - 1``: only tokens that meet it are stored, and sequences
+    without one are not run (see `extract.keep`). `labels` name labelers, as ``code-depth`` or
     ``column=package.module:function``. `attention` is the implementation that transformers shall take (sdpa, eager,
     ...). `padding` is ``right``, ``left`` or ``none`` (default: the first that the model is known to be unmoved by).
     `threads` are compute threads a worker.
@@ -128,7 +140,7 @@ def extract(
     sites, label_columns, labels, data_splits = (
         (v,) if isinstance(v, str) else v for v in (sites, label_columns, labels, data_splits)
     )
-    layers = (layers,) if isinstance(layers, int) else layers
+    sites, layers = site_names(sites), layer_numbers(layers)
     root = lake_path(lake)
     if (root / "lake.json").exists():
         check_lake(root)
@@ -158,12 +170,15 @@ def extract(
     documents, chat, warnings = render_chats(
         documents, loaded.tokenizer, generation_prompt=generation_prompt, roles=roles, options=chat_options
     )
+    with_roles = [ROLE] if any(d.chat is not None and d.chat.spans is not None for d in documents) else []
+    rule = Keep(keep, [*label_columns, *labelers, *with_roles]) if keep is not None else None
     sequences, more = make_sequences(
         documents,
         loaded.tokenizer,
         window=window,
         max_length=loaded.max_length,
         vocab_size=loaded.vocab_size,
+        overlap=overlap,
         labelers=labelers,
         special_tokens=add_special_tokens,
     )
@@ -171,7 +186,7 @@ def extract(
     arrays = choose_arrays(
         loaded, sites, layers, dtype, codec, longest=max((len(s.input_ids) for s in sequences), default=0)
     )
-    plan = make_plan(documents, sequences, unit_rows)
+    plan = make_plan(documents, sequences, unit_rows, rule)
     if len(plan.units) > 1 and plan.waste > _WASTE_WARNING:
         warnings.append(
             f"{plan.waste:.0%} of the planned rows stay unused: units of {plan.unit_rows} rows do not suit these data. "
@@ -186,6 +201,8 @@ def extract(
             "window": window,
             "special_tokens": special_tokens,
             **({"chat": chat} if chat else {}),
+            **({"overlap": overlap} if overlap else {}),
+            **({"keep": rule.text} if rule else {}),
             "padding": side,
             "batch_tokens": batch_tokens,
             "compute": compute_settings(threads, device, loaded.identity["kind"], codec),
@@ -233,6 +250,8 @@ def extract(
         tokens=record.tokens,
         sequences=record.sequences,
         documents=len(documents),
+        tokens_read=plan.read,
+        left_out=plan.left_out,
         arrays=[a.name for a in arrays],
         seconds=round(time.perf_counter() - started, 2),
         units_done=outcome.done,

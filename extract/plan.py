@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ..errors import DataError, RequestError
-from ..store.tokens import RESERVED_LABELS, ROW_FIELDS, SEQUENCE_FIELDS, TOKEN_FIELDS, label_type, table_hash
-from .data import Document, default_split
+from ..store.tokens import ROW_FIELDS, table_hash
+from .data import Document
+from .keep import Keep
+from .plan_tables import PlanTables
 from .windows import Sequence
 
 SMALLEST_UNIT_FACTOR = 8
@@ -20,16 +20,22 @@ LARGEST_UNIT = 1 << 20
 _LARGEST_DEFAULT_UNIT = 16_384
 _SMALLEST_DEFAULT_UNIT = 256
 _DEFAULT_UNITS = 16
+_MOST_READ = 1 << 18
 
 
 @dataclass(frozen=True)
 class ExtractionPlan:
-    """Every sequence in its unit, and the token table of each unit."""
+    """Every sequence in its unit, and the token table of each unit: all that is read, with a row where it is stored."""
 
     unit_rows: int
     sequences: pa.Table
     units: list[pa.Table]
     tokens: int
+    """Stored tokens."""
+    read: int
+    """Tokens that the model reads."""
+    left_out: int
+    """Sequences that are not run, as nothing of them is stored."""
     plan_hash: str
     tokens_hash: str
 
@@ -39,17 +45,22 @@ class ExtractionPlan:
         return 1 - self.tokens / (len(self.units) * self.unit_rows)
 
 
-def choose_unit_rows(lengths: SequenceOf[int], asked: int | None = None) -> int:
-    """Choose the rows of a unit: a power of two, at least 8 times the longest sequence.
+def choose_unit_rows(rows: SequenceOf[int], asked: int | None = None, lengths: SequenceOf[int] | None = None) -> int:
+    """Choose the rows of a unit: a power of two, at least 8 times those of the sequence with the most.
 
     Less than that wastes more than a tenth of the rows. By default large enough that small data make about 16 units,
-    and at most 16,384 rows, above which scattered reads become slower.
+    and at most 16,384 rows, above which scattered reads become slower. Where fewer tokens are stored than read,
+    `lengths` being the tokens that are read of each sequence, the default is halved until no unit reads more than
+    262,144 tokens, as a unit is made and retried whole.
     """
-    smallest = _power_of_two(SMALLEST_UNIT_FACTOR * max(lengths))
+    smallest = _power_of_two(SMALLEST_UNIT_FACTOR * max(rows))
     largest = max(LARGEST_UNIT, smallest)
     if asked is None:
-        share = _power_of_two(max(1, sum(lengths) // _DEFAULT_UNITS))
-        return max(smallest, min(_LARGEST_DEFAULT_UNIT, max(_SMALLEST_DEFAULT_UNIT, share)))
+        share = _power_of_two(max(1, sum(rows) // _DEFAULT_UNITS))
+        size = max(smallest, min(_LARGEST_DEFAULT_UNIT, max(_SMALLEST_DEFAULT_UNIT, share)))
+        while size > smallest and lengths is not None and _most_read(rows, lengths, size) > _MOST_READ:
+            size //= 2
+        return size
     if asked < 1 or asked & (asked - 1):
         raise RequestError(f"A unit has a power of two of rows, not {asked}.")
     if asked > largest:
@@ -59,13 +70,18 @@ def choose_unit_rows(lengths: SequenceOf[int], asked: int | None = None) -> int:
     if asked < smallest:
         raise RequestError(
             f"A unit of {asked} rows is less than {SMALLEST_UNIT_FACTOR} times the longest sequence "
-            f"({max(lengths)} tokens); use at least {smallest}."
+            f"({max(rows)} tokens); use at least {smallest}."
         )
     return asked
 
 
+def _most_read(rows: SequenceOf[int], lengths: SequenceOf[int], unit_rows: int) -> int:
+    units = [unit for unit, _ in pack(rows, unit_rows)]
+    return int(np.bincount(units, weights=np.asarray(lengths)).max())
+
+
 def pack(lengths: SequenceOf[int], unit_rows: int) -> list[tuple[int, int]]:
-    """Place sequences in order, each into the current unit until it would overflow, then into a fresh one.
+    """Place sequences of `lengths` rows in order, each into the current unit until it would overflow, then a fresh one.
 
     Returns the unit and the first row (counted over the whole array) of each sequence.
     """
@@ -80,97 +96,47 @@ def pack(lengths: SequenceOf[int], unit_rows: int) -> list[tuple[int, int]]:
 
 
 def make_plan(
-    documents: SequenceOf[Document], sequences: SequenceOf[Sequence], unit_rows: int | None = None
+    documents: SequenceOf[Document],
+    sequences: SequenceOf[Sequence],
+    unit_rows: int | None = None,
+    keep: Keep | None = None,
 ) -> ExtractionPlan:
     """Pack sequences into units and build their tables.
 
-    Label columns get one type over the whole run. A label named like a column of the token table is refused.
+    With `keep`, only tokens that it names are stored. A sequence without a stored token is left out; the others keep
+    the number that they have without `keep`. Label columns get one type over the whole run. A label named like a
+    column of the token table is refused.
     """
     if not sequences:
         raise DataError("The data hold no tokens: there is nothing to extract.")
-    lengths = [len(s.input_ids) for s in sequences]
-    size = choose_unit_rows(lengths, unit_rows)
-    places = pack(lengths, size)
-    token_labels = _label_names(s.labels for s in sequences)
-    document_labels = [n for n in _label_names(s.sequence_labels for s in sequences)]
-    types = {n: label_type(n, [v for s in sequences for v in s.labels.get(n, ())]) for n in token_labels}
-    own = {n: label_type(n, [s.sequence_labels.get(n) for s in sequences]) for n in document_labels}
-    splits = [documents[s.document].split or default_split(documents[s.document].digest) for s in sequences]
-    rows = [
-        {
-            "seq": i,
-            "unit": unit,
-            "document": documents[s.document].name,
-            "document_sha256": documents[s.document].digest,
-            "char_offset": s.offset,
-            "length": len(s.input_ids),
-            "first_row": first,
-            "split": split,
-            **{n: s.sequence_labels.get(n) for n in document_labels},
-        }
-        for i, (s, (unit, first), split) in enumerate(zip(sequences, places, splits, strict=True))
-    ]
-    table = pa.Table.from_pylist(rows, pa.schema([*(pa.field(n, t) for n, t in SEQUENCE_FIELDS), *_fields(own)]))
-    schema = pa.schema([*(pa.field(n, t) for n, t in TOKEN_FIELDS), *_fields(types), *_fields(own)])
-    members: list[list[int]] = [[] for _ in range(places[-1][0] + 1)]
-    for i, (unit, _) in enumerate(places):
-        members[unit].append(i)
-    units = [_unit_table([sequences[i] for i in m], [rows[i] for i in m], schema, types, own) for m in members]
-    return ExtractionPlan(size, table, units, sum(lengths), table_hash(units, ROW_FIELDS), table_hash([*units]))
-
-
-def _unit_table(
-    sequences: SequenceOf[Sequence],
-    rows: SequenceOf[Mapping[str, Any]],
-    schema: pa.Schema,
-    types: Mapping[str, pa.DataType],
-    own: Mapping[str, pa.DataType],
-) -> pa.Table:
-    lengths = np.array([len(s.input_ids) for s in sequences])
-    first = np.array([r["first_row"] for r in rows])
-    pos = np.concatenate([np.arange(n) for n in lengths])
-
-    def spans(name: str) -> pa.Array:
-        values = np.concatenate([getattr(s, name) for s in sequences])
-        return pa.array(values, pa.int32(), mask=values < 0)
-
-    def each(values: list[Any], kind: pa.DataType) -> pa.Array:
-        return pa.array(values, kind).take(pa.array(np.repeat(np.arange(len(sequences)), lengths)))
-
-    columns: dict[str, Any] = {
-        "row": pa.array(np.repeat(first, lengths) + pos, pa.int64()),
-        "seq": each([r["seq"] for r in rows], pa.int64()),
-        "pos": pa.array(pos, pa.int32()),
-        "token_id": pa.array(np.concatenate([s.input_ids for s in sequences]), pa.int32()),
-        "token": pa.array([p for s in sequences for p in (s.pieces or [None] * len(s.input_ids))], pa.string()),
-        "char_start": spans("start"),
-        "char_end": spans("end"),
-        "special": pa.array(np.concatenate([s.special for s in sequences])),
-        "split": each([r["split"] for r in rows], pa.string()),
-    }
-    for name, kind in types.items():
-        values = [v for s in sequences for v in s.labels.get(name, [None] * len(s.input_ids))]
-        columns[name] = pa.array(values, kind)
-    for name, kind in own.items():
-        columns[name] = each([r[name] for r in rows], kind)
-    return pa.table(columns, schema=schema)
-
-
-def _label_names(labels: Any) -> list[str]:
-    names = list(dict.fromkeys(n for each in labels for n in each))
-    taken = [n for n in names if n.lower() in RESERVED_LABELS]
-    lowered = [n.lower() for n in names]
-    taken += [n for n in names if lowered.count(n.lower()) > 1]
-    if taken:
+    builder = PlanTables(documents, sequences)
+    if keep is not None:
+        sequences = builder.apply(keep)
+    rows = [int(s.stored.sum()) for s in sequences]
+    chosen = [i for i, n in enumerate(rows) if n]
+    if not chosen:
         raise RequestError(
-            f"{taken[0]!r} cannot name a label: the tables have a column of that name already "
-            "(SQL does not tell upper from lower case). Rename it in the data."
+            f"None of the {sum(len(s.input_ids) for s in sequences):,} tokens would be stored"
+            f"{f': no token meets {keep.text!r}' if keep else ''}. Ask for others."
         )
-    return names
-
-
-def _fields(types: Mapping[str, pa.DataType]) -> list[pa.Field]:
-    return [pa.field(n, t) for n, t in types.items()]
+    rows, lengths = [rows[i] for i in chosen], [len(sequences[i].input_ids) for i in chosen]
+    size = choose_unit_rows(rows, unit_rows, lengths)
+    places = pack(rows, size)
+    table = builder.sequence_table(chosen, places, rows)
+    members: list[list[int]] = [[] for _ in range(places[-1][0] + 1)]
+    for i, (unit, _) in zip(chosen, places, strict=True):
+        members[unit].append(i)
+    units = [builder.token_table(m, first_row=u * size) for u, m in enumerate(members)]
+    return ExtractionPlan(
+        unit_rows=size,
+        sequences=table,
+        units=units,
+        tokens=sum(rows),
+        read=sum(lengths),
+        left_out=len(sequences) - len(chosen),
+        plan_hash=table_hash(units, ROW_FIELDS),
+        tokens_hash=table_hash([*units]),
+    )
 
 
 def _power_of_two(value: int) -> int:

@@ -20,6 +20,7 @@ from .hooks import SitePoint
 from .loaded_model import LoadedModel
 from .reference import PlainForward, plain_forward
 from .tail import apply_tail
+from .unit_sequences import UnitSequences
 
 BUDGET = 0.02
 """The share of a worker's tokens that its proofs may run again; its first unit is always proved."""
@@ -79,26 +80,21 @@ class ReplayCheck:
     def check(
         self,
         unit: int,
-        sequences: Sequence[np.ndarray],
-        names: Sequence[int],
-        first: Sequence[int],
+        sequences: UnitSequences,
         padded: Sequence[int],
         stored: Stored,
     ) -> dict[str, Any] | None:
         """Prove some of a unit's sequences; returns what its record says of it, None when none was taken.
 
-        `sequences` are their ids, `names` their numbers in the run, `first` their first rows in the unit, `padded` how
-        many pads stood beside each.
+        `padded` is how many pads stood beside each. Of a sequence that is stored in part, the stored tokens are proved.
         Raises `ReplayError`, naming unit, site, sequence and token.
         """
-        chosen = self._choose(unit, sequences, padded)
-        tokens = sum(map(len, sequences))
+        chosen = self._choose(unit, sequences.lengths, padded)
+        tokens = sum(sequences.lengths)
         if not chosen:
             self.tokens_run += tokens
             return None
-        found = [
-            self._replay(f"unit {unit}, sequence {names[i]}", i, sequences[i], int(first[i]), stored) for i in chosen
-        ]
+        found = [self._replay(f"unit {unit}, sequence {sequences.names[i]}", i, sequences, stored) for i in chosen]
 
         self.tokens_run += tokens  # after the proof: a unit that is tried again is proved again
 
@@ -113,8 +109,7 @@ class ReplayCheck:
             "patch": worst([f.patch for f in found]),
         }
 
-    def _choose(self, unit: int, sequences: Sequence[np.ndarray], padded: Sequence[int]) -> list[int]:
-        lengths = [len(s) for s in sequences]
+    def _choose(self, unit: int, lengths: Sequence[int], padded: Sequence[int]) -> list[int]:
         is_first = self.tokens_run == 0
         room = self.budget * (self.tokens_run + sum(lengths)) - self.tokens_replayed
         digest = hashlib.sha256(f"{self.run.record.identity} {unit}".encode()).digest()
@@ -132,9 +127,9 @@ class ReplayCheck:
                 room -= lengths[i] * 3
         return chosen
 
-    def _replay(self, where: str, index: int, ids: np.ndarray, first: int, stored: Stored) -> ReplayedSequence:
-        n = len(ids)
-        kept = {a.name: from_bits(stored(a.name, first, n), a.dtype) for a, _ in self.points}
+    def _replay(self, where: str, index: int, sequences: UnitSequences, stored: Stored) -> ReplayedSequence:
+        ids, at, first = sequences.ids[index], sequences.kept[index], sequences.first[index]
+        kept = {a.name: from_bits(stored(a.name, first, len(at)), a.dtype) for a, _ in self.points}
         last = self._last_block()
         plain = plain_forward(
             self.model,
@@ -142,10 +137,11 @@ class ReplayCheck:
             [*(self._reference(p).module for _, p in self.points), *self._blocks[-1:]],
             whole=any(p.site == "logits" for _, p in self.points) or last is not None,
         )
-        tokens = n
-        expected = {array.name: self._expected(plain, array, point) for array, point in self.points}
-        values = self._values(where, kept, expected)
-        head = self._head(where, kept, plain, last)
+        tokens = len(ids)
+        whole = {array.name: self._expected(plain, array, point) for array, point in self.points}
+        expected = {name: value[at].cpu() for name, value in whole.items()}
+        values = self._values(where, at, kept, expected)
+        head = self._head(where, at, kept, plain, last)
         patch = None
         editable = [(a, p) for a, p in self.points if p.editable]
         if editable:
@@ -154,13 +150,16 @@ class ReplayCheck:
             if torch.equal(_bits(kept[array.name]), _bits(rounded)):
                 patch = 0.0  # the same values in the same forward: exactly nothing changes
             else:
-                patch = self._patched(where, ids, array, point, kept[array.name], rounded)
-                tokens += 2 * n
+                patched = [whole[array.name].clone(), whole[array.name].clone()]
+                for value, rows in zip(patched, (kept[array.name], rounded), strict=True):
+                    value[at] = rows.to(value.device, value.dtype)
+                patch = self._patched(where, ids, array, point, *patched)
+                tokens += 2 * len(ids)
         self.tokens_replayed += tokens
         return ReplayedSequence(values, head, patch, tokens)
 
     def _expected(self, plain: PlainForward, array: ArraySpec, point: SitePoint) -> Tensor:
-        value = plain.value(self.model, self._reference(point)).cpu()
+        value = plain.value(self.model, self._reference(point))
         return torch.nn.functional.pad(value, (0, array.shape[-1] - value.shape[-1])) if point.keys else value
 
     def _reference(self, point: SitePoint) -> SitePoint:
@@ -175,7 +174,7 @@ class ReplayCheck:
             )
         return point
 
-    def _values(self, where: str, kept: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    def _values(self, where: str, at: np.ndarray, kept: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
         worst = 0.0
         for array, point in self.points:
             own, reference = kept[array.name], expected[array.name]
@@ -187,8 +186,8 @@ class ReplayCheck:
                 row, far = _farthest(own, rounded)
                 raise ReplayError(
                     f"Replay of {where}: what was to be stored at site {point.name} is not what the model gives this "
-                    f"sequence alone. Token {row} is {far:.3g} of its norm away, and {limit:.2g} is what another batch "
-                    + (f"explains; it is nearer to {nearer}. " if nearer else "explains. ")
+                    f"sequence alone. Token {at[row]} is {far:.3g} of its norm away, and {limit:.2g} is what another "
+                    + (f"batch explains; it is nearer to {nearer}. " if nearer else "batch explains. ")
                     + "The unit is not committed. `layerlake doctor` tells what of the model does not hold."
                 )
             worst = max(worst, distance)
@@ -213,17 +212,18 @@ class ReplayCheck:
         top = len(self._blocks) - 1
         return next((a for a, p in self.points if p.site == "resid_post" and p.layer == top), None)
 
-    def _head(self, where: str, kept: dict[str, Tensor], plain: PlainForward, last: ArraySpec | None) -> float | None:
+    def _head(
+        self, where: str, at: np.ndarray, kept: dict[str, Tensor], plain: PlainForward, last: ArraySpec | None
+    ) -> float | None:
         if last is None:
             return None
         resid = plain.outputs[self._blocks[-1]]
-        rows = slice(max(0, plain.length - _TAIL_ROWS), None)
         with torch.inference_mode():
-            given = kept[last.name][rows].to(resid.device, resid.dtype)
+            given = kept[last.name][-_TAIL_ROWS:].to(resid.device, resid.dtype)
             _, output = apply_tail(self.model, given)
         if output is None:
             return None
-        expected = plain.result[0][rows]
+        expected = plain.result[0][at[-_TAIL_ROWS:]]
         distance = row_distance(output.cpu(), expected.cpu())
         # The head turns what rounding to the stored dtype moved; a wrong place, or a second norm, moves all of it.
         limit = max(10 * tolerance(resid.dtype, last.dtype), 0.05)
@@ -235,15 +235,16 @@ class ReplayCheck:
         return distance
 
     def _patched(
-        self, where: str, ids: np.ndarray, array: ArraySpec, point: SitePoint, kept: Tensor, rounded: Tensor
+        self, where: str, ids: np.ndarray, array: ArraySpec, point: SitePoint, stored: Tensor, plain: Tensor
     ) -> float:
+        """Compare the outputs with the two values, (time, ...), patched in: what is stored, and what should be."""
         batch = Batch.of([ids], "none", self.model.device)
 
         def output(value: Tensor) -> Tensor:
             edit = {point.name: lambda v: value[None].to(v.device, v.dtype)}
             return _rows(self.model.run(batch, [point], edit)[1], len(ids))
 
-        ours, theirs = output(kept), output(rounded)
+        ours, theirs = output(stored), output(plain)
         distance = row_distance(ours.cpu(), theirs.cpu())
         limit = max(10 * tolerance(theirs.dtype, array.dtype), 0.05)
         if distance > limit:

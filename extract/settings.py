@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,8 @@ from .hub_rows import HUB_PREFIX
 from .loaded_model import LoadedModel, ModelSource, short_path
 from .sites import parse_site
 
+_LAYERS = re.compile(r"\s*(-?\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*")
+_MOST_LAYERS = 100_000
 _MAMBA_KERNELS = ("mamba-ssm", "causal-conv1d", "kernels", "mambapy")
 
 
@@ -32,6 +35,31 @@ def label_column(label: str) -> tuple[str, str]:
     if not column:
         raise RequestError(f"{label!r} names no column for its labels: write it as column=labeler.")
     return column, name
+
+
+def site_names(asked: Sequence[str]) -> tuple[str, ...]:
+    """Give the sites that were asked for: names, and lists of names as ``embed,resid_post``."""
+    return tuple(name for one in asked for part in one.split(",") if (name := part.strip()))
+
+
+def layer_numbers(asked: Sequence[int | str] | int | str | None) -> tuple[int, ...] | None:
+    """Give the layers that were asked for: numbers, and lists and ranges as ``0,3,5-8``; None for all.
+
+    `RequestError` for what is none of these. Whether the model has them is another question.
+    """
+    if asked is None:
+        return None
+    found: list[int] = []
+    for one in [asked] if isinstance(asked, int | str) else asked:
+        for part in str(one).split(","):
+            match = _LAYERS.fullmatch(part)
+            first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+            if not first <= last < first + _MOST_LAYERS:
+                raise RequestError(
+                    f"{part.strip()!r} is no layer: write numbers from 0, lists and ranges, such as 0,3,5-8."
+                )
+            found += range(first, last + 1)
+    return tuple(dict.fromkeys(found))
 
 
 def choose_arrays(

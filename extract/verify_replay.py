@@ -13,12 +13,12 @@ from ..store.lake import Lake
 from ..store.layout import unit_name
 from ..store.run import Run
 from ..store.verify import Problem
-from .batch import split_sequences
 from .loaded_model import LoadedModel
 from .models import load_model
 from .replay_check import ReplayCheck
 from .run_models import RunModels
 from .run_units import import_from_here
+from .unit_sequences import UnitSequences
 
 
 @dataclass
@@ -98,11 +98,8 @@ def _replay_run(lake: Lake, run: Run, model: LoadedModel, share: float, report: 
 
         path = f"runs/{run.name}/units/{unit_name(unit)}.json"
         try:
-            tokens = run.planned_tokens(unit)
-            sequences = split_sequences(tokens)
-            first = np.cumsum([0, *map(len, sequences)])[:-1]
-            names = tokens["seq"].to_numpy()[first].tolist()
-            found = check.check(unit, sequences, names, first.tolist(), [0] * len(sequences), stored)
+            sequences = UnitSequences(run.planned_tokens(unit))
+            found = check.check(unit, sequences, [0] * len(sequences.ids), stored)
         except LayerlakeError as error:
             report.problems.append(Problem(run.name, path, str(error)))
             continue

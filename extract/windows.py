@@ -11,9 +11,9 @@ import numpy as np
 
 from ..errors import DataError, RequestError
 from .chat import ROLE, mark_tokens, special_ids
-from .cutting import cut_text
+from .cutting import Slice, cut_text
 from .data import Document
-from .encoding import Encoding, encode
+from .encoding import encode
 from .labels import Labeler, token_labels
 
 _BATCH_DOCUMENTS = 512
@@ -22,7 +22,7 @@ _BATCH_CHARACTERS = 1_000_000
 
 @dataclass(frozen=True)
 class Sequence:
-    """A window of a document: what the model reads as one sequence of n tokens."""
+    """A window of a document: what the model reads as one sequence of n tokens, some or all of which are stored."""
 
     document: int
     """The index of its document."""
@@ -44,6 +44,12 @@ class Sequence:
     """Column -> n values; None for special tokens and where a label is missing."""
     sequence_labels: dict[str, Any] = field(default_factory=dict)
     """Column -> the document's label."""
+    stored: np.ndarray = field(default_factory=lambda: np.empty(0, bool))
+    """bool (n,): the token gets a row; False for one that is read as context only. By default all do."""
+
+    def __post_init__(self) -> None:
+        if not len(self.stored):
+            object.__setattr__(self, "stored", np.ones(len(self.input_ids), bool))
 
 
 def make_sequences(
@@ -53,6 +59,7 @@ def make_sequences(
     window: int | None,
     max_length: int | None,
     vocab_size: int | None,
+    overlap: int = 0,
     labelers: Mapping[str, Labeler] | None = None,
     special_tokens: bool = True,
 ) -> tuple[list[Sequence], list[str]]:
@@ -74,6 +81,13 @@ def make_sequences(
     out are those without any token, which exist only where a cut separates a character that the tokenizer
     drops.
 
+    **Overlap.** With `overlap`, a window after the first begins with that many tokens of the text before it as
+    context. They are read and not stored, so that every token of the document is stored once; special tokens are
+    stored with every window that has them, as without overlap. A cut then lies where the first token of a line
+    begins, which with some tokenizers is after the indentation. A slice that begins elsewhere can be tokenized
+    otherwise near its begin, so the context may be a few tokens longer, or shorter where the window would have no
+    room or a token would lie on both sides of the cut: in the last resort there is none.
+
     **No window.** A document is one sequence. One that is longer than `max_length` is refused, never cut in
     silence.
 
@@ -87,6 +101,11 @@ def make_sequences(
             f"A window of {window} tokens is longer than the {max_length} that the model reads. Ask for"
             f" --window {max_length} or less."
         )
+    if overlap < 0 or (overlap and (window is None or overlap >= window)):
+        raise RequestError(
+            f"An overlap of {overlap} tokens does not go with {'no window' if window is None else f'--window {window}'}"
+            ". Ask for a window that is longer than its overlap."
+        )
     labelers = labelers or {}
     columns = list(dict.fromkeys(column for document in documents for column in document.labels))
     if clash := sorted(set(columns) & set(labelers)):
@@ -98,7 +117,7 @@ def make_sequences(
     chat_specials = special_ids(tokenizer) if any(d.chat is not None for d in documents) else None
     sequences: list[Sequence] = []
     twice: dict[str, str] = {}
-    for index, whole, windows in _cut(documents, tokenizer, window, special_tokens):
+    for index, whole, windows in _cut(documents, tokenizer, window, overlap, special_tokens):
         document = documents[index]
         windows, roles = _mark_chat(document, windows, chat_specials)
         for one in windows:
@@ -112,7 +131,7 @@ def make_sequences(
             ids, special = one.input_ids, one.special
             if size > 1 and ids[0] == ids[1] and special[0] and not special[1] and one.pieces:
                 twice.setdefault(document.name, one.pieces[0])
-        real = [~one.special for one in windows]
+        real = [one.stored & ~one.special for one in windows]
         per_token = {c: _listed(document, c, whole, sum(int(r.sum()) for r in real)) for c in listed}
         if roles is not None:
             per_token[ROLE] = roles
@@ -129,7 +148,7 @@ def make_sequences(
 
 
 def _cut(
-    documents: Seq[Document], tokenizer: Any | None, window: int | None, special_tokens: bool
+    documents: Seq[Document], tokenizer: Any | None, window: int | None, overlap: int, special_tokens: bool
 ) -> Iterator[tuple[int, int, list[Sequence]]]:
     """Yield (index, real tokens of the whole document, its windows) of every document, in order.
 
@@ -139,7 +158,7 @@ def _cut(
     while at < len(documents):
         if documents[at].text is None:
             ids = np.asarray(documents[at].input_ids, np.int32)
-            yield at, len(ids), _cut_ids(at, ids, window)
+            yield at, len(ids), _cut_ids(at, ids, window, overlap)
             at += 1
             continue
         chats = documents[at].chat is not None
@@ -161,18 +180,20 @@ def _cut(
                 raise DataError(
                     f"The document {name} gives no token: the tokenizer drops all its text. Remove the document."
                 )
-            slices = [(0, len(text), whole)]
+            slices = [Slice(0, len(text), 0, whole)]
             if window is not None and len(whole.ids) > window:
-                slices = cut_text(name, text, whole, tokenizer, window, special_tokens=added)
-            yield at, whole.real, [_sequence(at, tokenizer, *one) for one in slices]
+                slices = cut_text(name, text, whole, tokenizer, window, overlap, special_tokens=added)
+            yield at, whole.real, [_sequence(at, tokenizer, one) for one in slices]
             at += 1
 
 
-def _sequence(document: int, tokenizer: Any, begin: int, end: int, encoding: Encoding) -> Sequence:
-    shift = np.where(encoding.special, 0, begin).astype(np.int32)
+def _sequence(document: int, tokenizer: Any, one: Slice) -> Sequence:
+    encoding = one.encoding
+    shift = np.where(encoding.special, 0, one.begin).astype(np.int32)
     pieces = tokenizer.convert_ids_to_tokens(encoding.ids.tolist())
     spans = (encoding.start + shift, encoding.end + shift)
-    return Sequence(document, begin, end - begin, encoding.ids, encoding.special, *spans, pieces)
+    length = one.end - one.begin
+    return Sequence(document, one.begin, length, encoding.ids, encoding.special, *spans, pieces, stored=one.own)
 
 
 def _mark_chat(
@@ -185,17 +206,20 @@ def _mark_chat(
     for one in windows:
         special, names = mark_tokens(document.chat, one.input_ids, one.start, one.end, specials)
         marked.append(replace(one, special=special))
-        roles += [name for name, not_text in zip(names, special.tolist(), strict=True) if not not_text]
+        labelled = one.stored & ~special
+        roles += [name for name, has_label in zip(names, labelled.tolist(), strict=True) if has_label]
     return marked, roles if document.chat.spans is not None else None
 
 
-def _cut_ids(document: int, ids: np.ndarray, window: int | None) -> list[Sequence]:
+def _cut_ids(document: int, ids: np.ndarray, window: int | None, overlap: int) -> list[Sequence]:
     size = window or len(ids)
-    windows = [(at, ids[at : at + size]) for at in range(0, len(ids), size)]
-    return [
-        Sequence(document, at, len(w), w, np.zeros(len(w), bool), *np.full((2, len(w)), -1, np.int32), pieces=None)
-        for at, w in windows
-    ]
+    windows = []
+    for at in range(0, max(1, len(ids) - overlap), size - overlap):
+        w = ids[at : at + size]
+        spans = np.full((2, len(w)), -1, np.int32)
+        stored = np.arange(len(w)) >= (overlap if at else 0)
+        windows.append(Sequence(document, at, len(w), w, np.zeros(len(w), bool), *spans, pieces=None, stored=stored))
+    return windows
 
 
 def _check_ids(document: Document, sequence: Sequence, vocab_size: int | None) -> None:

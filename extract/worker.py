@@ -12,14 +12,16 @@ import numpy as np
 import torch
 
 from ..errors import ForwardError, ModelError, RequestError, WorldError
+from ..store.plan import stored_tokens
 from ..store.run import ArraySpec, Run
 from ..store.unit import UnitWriter
-from .batch import Batch, Padding, plan_batches, split_sequences
+from .batch import Batch, Padding, plan_batches
 from .hooks import SitePoint
 from .loaded_model import ModelSource
 from .models import load_model
 from .replay_check import ReplayCheck
 from .settings import other_compute, other_model
+from .unit_sequences import UnitSequences
 
 
 class ExtractWorker:
@@ -51,29 +53,26 @@ class ExtractWorker:
         unit = int(payload["unit"])
         start = time.perf_counter()
         tokens = self.run_.planned_tokens(unit)
-        sequences = split_sequences(tokens)
-        lengths = [len(s) for s in sequences]
-        first = np.cumsum([0, *lengths])
-        names = tokens["seq"].to_numpy()[first[:-1]].tolist()
+        sequences = UnitSequences(tokens)
         points = [p for _, p in self.points]
-        padded = [0] * len(lengths)
+        padded = [0] * len(sequences.ids)
         with UnitWriter(self.run_, unit) as writer:
-            for members in plan_batches(lengths, self.batch_tokens, self.padding):
-                batch = Batch.of([sequences[i] for i in members], self.padding, self.model.device)
+            for members in plan_batches(sequences.lengths, self.batch_tokens, self.padding):
+                batch = Batch.of([sequences.ids[i] for i in members], self.padding, self.model.device)
+                rows = sequences.batch_rows(batch, members)
                 try:
                     values, _ = self.model.run(batch, points)
                 except ForwardError as error:
-                    raise self._blamed(error, unit, {names[i]: sequences[i] for i in members}) from error
+                    raise self._blamed(error, unit, {sequences.names[i]: sequences.ids[i] for i in members}) from error
                 for array, point in self.points:
-                    bits = to_bits(values.pop(point.name), array, point)
-                    for k, i in enumerate(members):
-                        rows = batch.rows(bits, k, keys=True) if point.keys else batch.rows(bits, k)
-                        writer.write(array.name, int(first[i]), widened(rows, array) if point.keys else rows)
+                    bits = to_bits(rows.select(values.pop(point.name)), array, point)
+                    for first, part in rows.runs(bits, array.shape[-1] if point.keys else None):
+                        writer.write(array.name, first, part)
                 for i in members:
-                    padded[i] = batch.input_ids.shape[1] - lengths[i]
-            replay = self.replay.check(unit, sequences, names, first.tolist(), padded, writer.read)
+                    padded[i] = batch.input_ids.shape[1] - sequences.lengths[i]
+            replay = self.replay.check(unit, sequences, padded, writer.read)
             made = {"seconds": round(time.perf_counter() - start, 3), "process": os.getpid(), "replay": replay}
-            record = writer.commit(tokens, len(lengths), made)
+            record = writer.commit(stored_tokens(tokens), len(sequences.ids), made)
         nonfinite = {n: a["statistics"]["nonfinite"] for n, a in record["arrays"].items()}
         return {
             "unit": unit,
@@ -92,12 +91,6 @@ class ExtractWorker:
                 return ForwardError(f"Unit {unit}, sequence {name} ({len(ids)} tokens): {alone}")
         shown = ", ".join(map(str, members)) if len(members) < 9 else f"{min(members)} to {max(members)}"
         return ForwardError(f"Unit {unit}, sequences {shown} together, and none of them alone: {error}")
-
-
-def widened(rows: np.ndarray, array: ArraySpec) -> np.ndarray:
-    """Widen the last axis of a pattern, over a sequence's tokens, to the array's: no token attends to what is not."""
-    missing = array.shape[-1] - rows.shape[-1]
-    return np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, missing)])
 
 
 def to_bits(value: torch.Tensor, array: ArraySpec, point: SitePoint) -> Any:

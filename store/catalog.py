@@ -24,7 +24,7 @@ from .catalog_load import create_schema, load_results, load_runs
 from .durable import exclusive_lock, file_sha256, fsync_folder, read_sealed, replace_file, sealed_json
 from .run import Run
 
-CATALOG_VERSION = 8
+CATALOG_VERSION = 9
 _KEPT_GENERATIONS = 2
 _ATTEMPTS = 20
 _GENERATION = re.compile(r"[0-9]{8,}-[0-9a-f]{8}\.duckdb")

@@ -13,13 +13,14 @@ from ..errors import RequestError
 from .catalog import catalog_file, open_generation
 from .locks import new_lock
 
-_CONFINE = (
+CONFINE = (
     "SET GLOBAL python_enable_replacements = false",  # no reading of the caller's variables by name, on any connection
     "SET enable_external_access = false",
     "SET autoinstall_known_extensions = false",
     "SET autoload_known_extensions = false",
     "SET lock_configuration = true",
 )
+"""What keeps a connection from files, the network and the variables of its caller, for good."""
 
 
 class CatalogSession:
@@ -78,7 +79,7 @@ class CatalogSession:
         except duckdb.Error as error:
             connection.close()
             raise RequestError(f"{self.memory_limit!r} is not an amount of memory ({error}); write 2GB.") from error
-        for setting in _CONFINE:
+        for setting in CONFINE:
             connection.execute(setting)
         self._open = _OpenGeneration(connection, path)
         return self._open

@@ -35,12 +35,16 @@ class Context(NamedTuple):
 def token_context(run: Run, row: int, n: int) -> Context:
     """Give the context of a committed row: up to `n` tokens on each side, never from another sequence.
 
-    Raises `CorruptLakeError` when the unit's token table is not the one that was committed.
+    Neighbours that the model read and the run does not store are part of it. Raises `CorruptLakeError` when the unit's
+    token table is not the one that was committed, or a neighbour is to come from a plan that was changed.
     """
-    table = run.unit_tokens(row // run.record.unit_rows)
-    seq = table["seq"].to_numpy()
-    same = table.filter(pa.array(seq == seq[table["row"].to_numpy() == row])).sort_by("pos")
-    at = int(np.flatnonzero(same["row"].to_numpy() == row)[0])
+    unit = row // run.record.unit_rows
+    table = run.unit_tokens(unit)
+    own = table.slice(int(np.flatnonzero(table["row"].to_numpy() == row)[0]), 1)
+    if not run.record.stores_all:
+        table = run.planned_tokens(unit)
+    same = table.filter(pa.array(table["seq"].to_numpy() == own["seq"][0].as_py())).sort_by("pos")
+    at = int(np.flatnonzero(same["pos"].to_numpy() == own["pos"][0].as_py())[0])
     first = max(0, at - n)
     window = same.slice(first, at + n + 1 - first).to_pylist()
     at -= first

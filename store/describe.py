@@ -65,6 +65,7 @@ def print_description(description: dict[str, Any]) -> None:
         "units": f"{stored['units']} of {planned['units']}, {description['unit_rows']} rows each",
         "tokens": f"{stored['tokens']} of {planned['tokens']} in {planned['sequences']} sequences",
     }
+    lines |= {name: str(settings[name]) for name in ("window", "overlap", "keep") if settings.get(name)}
     lines["labels"] = ", ".join(description["labels"]) or "none"
     for one in description["annotated"]:
         lines[f"labels {one['name']}"] = (

@@ -12,7 +12,7 @@ import pyarrow.compute
 from ..errors import DataError, RequestError
 from .label_files import LabelSource
 from .parquet import read_table
-from .plan import UNITS_A_FILE, tokens_file
+from .plan import UNITS_A_FILE, stored_tokens, tokens_file
 from .run import Run
 from .tokens import TOKEN_FIELDS
 
@@ -53,7 +53,7 @@ def match_rows(run: Run, source: LabelSource) -> tuple[np.ndarray, tuple[str, ..
         if len(chosen):
             path = tokens_file(run.folder / "plan", file * UNITS_A_FILE)
             run.intact(f"plan/{path.name}")
-            planned = read_table(path, columns=list(dict.fromkeys(["row", *key, *checks])))
+            planned = stored_tokens(read_table(path, columns=list(dict.fromkeys(["row", *key, *checks]))))
             own, _ = _codes(run, [planned[name].to_numpy().astype(np.int64) for name in key])
             place = _find(own, codes[chosen])
             found, chosen = place[place >= 0], chosen[place >= 0]

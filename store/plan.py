@@ -1,4 +1,4 @@
-"""The plan of a run: which tokens stand in which rows, fixed before the first forward."""
+"""The plan of a run: which tokens are read, and which of them stand in which rows, fixed before the first forward."""
 
 from __future__ import annotations
 
@@ -41,8 +41,13 @@ def _write_tokens(where: Path | io.BytesIO, tables: list[pa.Table]) -> None:
 
 
 def read_unit_tokens(folder: Path, unit: int) -> pa.Table:
-    """Read the token table that the plan gives a unit."""
+    """Read the tokens that the plan has a unit read; `row` is NULL where they are not stored."""
     return read_row_group(tokens_file(folder, unit), unit % UNITS_A_FILE)
+
+
+def stored_tokens(planned: pa.Table) -> pa.Table:
+    """Give the tokens of a plan's table that are stored: those that have a row."""
+    return planned.filter(planned["row"].is_valid()) if planned["row"].null_count else planned
 
 
 def read_sequences(folder: Path) -> pa.Table:

@@ -96,6 +96,11 @@ class RunRecord:
         }
         return hashlib.sha256(canonical_json(parts)).hexdigest()
 
+    @property
+    def stores_all(self) -> bool:
+        """Whether every token that the model reads is stored: `keep` and `overlap` leave tokens out."""
+        return not self.settings.keys() & {"keep", "overlap"}
+
     def to_json(self) -> dict[str, Any]:
         """Give the content of run.json."""
         return asdict(self) | {"arrays": [a.to_json() for a in self.arrays], "identity": self.identity}

@@ -25,6 +25,10 @@ SWEPT = "swept"
 SET_ASIDE = "set aside"
 CANNOT = "cannot be recreated"
 LEFT = "left"
+_NOT_STORED = (
+    "the plan has tokens that are read and not stored, which stand nowhere else: extract the data again, as a run of "
+    "another name"
+)
 _OTHER_BYTES = "the libraries installed here write other bytes than those that the run was made with"
 
 
@@ -137,7 +141,7 @@ class RunRepair:
             self.note(problem, CANNOT, why)
 
     def tokens_of(self, unit: int) -> int:
-        """Count the tokens that the plan gives a unit; `CorruptLakeError` when the plan does not say."""
+        """Count the tokens that the plan has a unit read; `CorruptLakeError` when the plan does not say."""
         plan = tokens_file(self.run.folder / "plan", unit)
         name = str(plan.relative_to(self.run.root))
         if self.dry_run and any(o.path == name and o.done == RECREATED for o in self.outcomes):
@@ -209,7 +213,8 @@ class RunRepair:
             self.note(problem, CANNOT, str(error))
             return
         if hashlib.sha256(data).hexdigest() != self.run.record.files.get(name):
-            self.note(problem, CANNOT, _OTHER_BYTES)
+            less = name.startswith("plan/") and not self.run.record.stores_all
+            self.note(problem, CANNOT, _NOT_STORED if less else _OTHER_BYTES)
             return
         self._put(problem, self.run.folder / name, data)
 
@@ -270,7 +275,7 @@ class RunRepair:
     def _mend_tokens(self, problem: Problem, unit: int) -> bool:
         """Make a unit's token table again from the plan; says whether that can be done."""
         try:
-            data = table_bytes(self.run.planned_tokens(unit))
+            data = table_bytes(self.run.stored_tokens(unit))
             expected = self.run.unit_record(unit)["tokens"]["sha256"]
         except LayerlakeError as error:
             self.note(problem, CANNOT, str(error))

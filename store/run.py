@@ -14,7 +14,7 @@ from ..errors import CorruptLakeError, RequestError, UnknownNameError, WorldErro
 from .durable import exclusive_lock, file_sha256, read_sealed
 from .layout import check_run_name, is_run_name, runs_folder, unit_name
 from .parquet import read_table
-from .plan import read_unit_tokens, tokens_file
+from .plan import read_unit_tokens, stored_tokens, tokens_file
 from .record import ArraySpec, RunRecord
 from .shard import ShardLayout
 from .unit_record import check_unit_record
@@ -80,11 +80,18 @@ class Run:
         return path
 
     def planned_tokens(self, unit: int) -> pa.Table:
-        """Give the token table that the plan gives a unit; `CorruptLakeError` when the plan was changed since."""
+        """Give the tokens that the plan has a unit read, `row` being NULL where they are not stored.
+
+        Raises `CorruptLakeError` when the plan was changed since.
+        """
         path = tokens_file(self.folder / "plan", unit)
         if path not in self._intact:
             self._intact.add(self.intact(f"plan/{path.name}"))
         return read_unit_tokens(self.folder / "plan", unit)
+
+    def stored_tokens(self, unit: int) -> pa.Table:
+        """Give the token table that the plan gives a unit; `CorruptLakeError` when the plan was changed since."""
+        return stored_tokens(self.planned_tokens(unit))
 
     @property
     def scratch(self) -> Path:

@@ -1,4 +1,4 @@
-"""The token table: one row a stored token, with what the token is and its labels."""
+"""The token table: one row a stored token, with what the token is and its labels; in a plan, one a token read."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ SEQUENCE_FIELDS: tuple[tuple[str, pa.DataType], ...] = (
     ("document_sha256", pa.string()),
     ("char_offset", pa.int64()),
     ("length", pa.int32()),
+    ("rows", pa.int32()),
     ("first_row", pa.int64()),
     ("split", pa.string()),
 )

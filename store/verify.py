@@ -16,7 +16,7 @@ from .durable import file_sha256
 from .label_sets import label_file, label_versions, read_label_set, verify_labels
 from .layout import is_run_name, runs_folder
 from .parquet import read_table
-from .plan import read_sequences, read_unit_tokens
+from .plan import read_sequences, read_unit_tokens, stored_tokens
 from .printing import count
 from .run import Run, find_run, run_names
 from .shard import chunk_checksums, open_shard
@@ -96,7 +96,7 @@ def _verify_plan(run: Run) -> Iterator[str]:
     folder, record = run.folder / "plan", run.record
     try:
         planned = read_sequences(folder)
-        counts = (planned.num_rows, sum(planned["length"].to_pylist()))
+        counts = (planned.num_rows, sum(planned["rows"].to_pylist()))
         for columns, expected in ((ROW_FIELDS, record.plan_hash), (None, record.tokens_hash)):
             if table_hash((read_unit_tokens(folder, u) for u in range(record.units)), columns) != expected:
                 yield "does not give the tokens that the run was made of"
@@ -137,7 +137,7 @@ def _verify_unit(run: Run, unit: int, plan_is_whole: bool) -> Iterator[tuple[Pat
             yield path, "holds other bytes than were written"
             return
         table = read_table(path)
-        planned = read_unit_tokens(run.folder / "plan", unit) if plan_is_whole else table
+        planned = stored_tokens(read_unit_tokens(run.folder / "plan", unit)) if plan_is_whole else table
         if table.num_rows != record["rows"] or table_hash([table]) != table_hash([planned]):
             yield path, "holds other tokens than the plan gives its unit"
     except LayerlakeError as error:

@@ -42,7 +42,7 @@ def plan_tables(lengths: list[int], unit_rows: int, labels: dict[str, list[Any]]
                 "document": f"doc{seq // 2}",
                 "document_sha256": f"{seq // 2:x}",
             }
-            | {"char_offset": 0, "length": length, "first_row": first, "split": split}
+            | {"char_offset": 0, "length": length, "rows": length, "first_row": first, "split": split}
         )
         for pos in range(length):
             row = {"row": first + pos, "seq": seq, "pos": pos, "token_id": token % 97, "token": f"t{token}"}

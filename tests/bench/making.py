@@ -59,6 +59,7 @@ def sequence_table(rows: int, unit_rows: int) -> pa.Table:
         "document_sha256": pa.array(["0"] * len(seq)),
         "char_offset": seq * 0,
         "length": np.full(len(seq), SEQUENCE, np.int32),
+        "rows": np.full(len(seq), SEQUENCE, np.int32),
         "first_row": seq * SEQUENCE,
         "split": pa.array(np.where(seq % 5 == 0, "test", "train")),
     }

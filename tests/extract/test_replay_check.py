@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from layerlake.errors import ReplayError
 from layerlake.extract import batch, hooks, replay_check, worker
 from layerlake.extract.driver import extract
 from layerlake.extract.replay_check import BUDGET
+from layerlake.extract.unit_sequences import BatchRows
 from layerlake.store.lake import Lake
 from toy_models import REGISTERED, VOCABULARY, save_model
 
@@ -180,3 +182,28 @@ class TestPlantedFaults:
         real = UnitWriter.write
         monkeypatch.setattr(UnitWriter, "write", lambda self, array, row, bits: real(self, array, row, bits[::-1]))
         refused(tmp_path, name, "embed")
+
+    @pytest.mark.parametrize("padding", ["right", "left"])
+    def test_kept_tokens_taken_from_the_wrong_place(self, tmp_path, name, monkeypatch, padding):
+        real = BatchRows.__init__
+
+        def shifted(self, batch, kept, first):
+            real(self, batch, kept, first)
+            which, times = self._where
+            self._where = which, (times + 1) % batch.input_ids.shape[1]
+
+        options = {"padding": padding, "keep": "pos % 3 = 1 OR pos = length - 1"}
+        run(tmp_path, name, **options)
+        shutil.rmtree(tmp_path / "lake")
+        monkeypatch.setattr(BatchRows, "__init__", shifted)
+        refused(tmp_path, name, "embed", **options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_kept_tokens_are_proved_where_they_stand(tmp_path, dtype):
+    name = str(save_model(tmp_path / "m", "llama"))
+    lake = run(tmp_path, name, dtype=dtype, keep="pos % 3 = 1 OR pos = length - 1")
+    (found,) = lake.sql("SELECT rows, replayed, replay_values, replay_head, replay_patch FROM units").to_pylist()
+    assert found["rows"] < sum(LENGTHS) and found["replayed"] >= 1
+    limit = 1e-4 if dtype == "float32" else 0.05
+    assert max(found["replay_values"], found["replay_head"], found["replay_patch"]) < limit

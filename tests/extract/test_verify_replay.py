@@ -89,3 +89,12 @@ def test_a_model_that_moved_is_named_and_one_with_other_weights_is_refused(made,
 def test_a_share_out_of_range_is_refused(made):
     with pytest.raises(RequestError, match="share"):
         verify_replay(made[1], share=0)
+
+
+def test_a_run_that_stores_some_of_its_tokens_is_replayed_too(made):
+    model, lake = made
+    extract(str(model), lake.parent / "i.jsonl", lake, run="some", window=6, overlap=2, keep="pos % 2 = 1")
+    report = verify_replay(lake, run="some", share=1.0)
+    assert (report.problems, report.units) == ([], len(Lake.open(lake).run("some").committed()))
+    assert report.sequences > 20
+    assert report.values is not None and report.values < 1e-5
