@@ -164,14 +164,14 @@ def extract(
         config=data_config,
         splits=tuple(data_splits),
     )
+    with_roles = [ROLE] if roles and any(d.chat is not None for d in documents) else []
+    rule = Keep(keep, [*label_columns, *labelers, *with_roles]) if keep is not None else None
     source = ModelSource(model, revision, model_dtype, trust_remote_code, attention)
     with _torch_threads(threads):
         loaded = load_model(source, device=device)
     documents, chat, warnings = render_chats(
         documents, loaded.tokenizer, generation_prompt=generation_prompt, roles=roles, options=chat_options
     )
-    with_roles = [ROLE] if any(d.chat is not None and d.chat.spans is not None for d in documents) else []
-    rule = Keep(keep, [*label_columns, *labelers, *with_roles]) if keep is not None else None
     sequences, more = make_sequences(
         documents,
         loaded.tokenizer,

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layerlake.__main__ import app
 from layerlake.errors import DataError, RequestError, SettingsDifferError, UnknownNameError
-from layerlake.extract.chat import mark_tokens, render_chats
+from layerlake.extract.chat import mark_tokens, render_chats, special_ids
 from layerlake.extract.data import Chat, Document, default_split, read_documents
 from layerlake.extract.driver import extract
 from layerlake.extract.settings import chat_options
@@ -450,3 +450,29 @@ def test_the_command_line_hands_every_option_on(tmp_path: Path, monkeypatch: pyt
     ]
     wrong = CliRunner().invoke(app, [*command[:-1], "0", "--chat-option", "greting=x"])
     assert wrong.exit_code != 0 and "greting" in str(wrong.exception)
+
+
+def test_roles_of_overlapping_windows_stand_beside_the_tokens_that_are_stored() -> None:
+    tokens = chat_tokenizer(CHATML)
+    (document,), _, _ = render_chats([chat(*TURNS)], tokens)
+    assert document.chat is not None
+    sequences, _ = make_sequences([document], tokens, window=16, overlap=6, max_length=None, vocab_size=None)
+    assert len(sequences) > 2
+    assert any(not s.stored.all() for s in sequences)
+    for one in sequences:
+        special, names = mark_tokens(document.chat, one.input_ids, one.start, one.end, special_ids(tokens))
+        expected = [n if s and not x else None for n, s, x in zip(names, one.stored, special, strict=True)]
+        assert one.labels["role"] == expected
+
+
+def test_tokens_of_one_role_can_be_kept(tmp_path) -> None:
+    """Only what the assistant says is stored; the model reads the whole chat."""
+    name = save_model(tmp_path / "m", "llama", vocab_size=600)
+    chat_tokenizer(CHATML).save_pretrained(name)
+    data = tmp_path / "d.jsonl"
+    data.write_text(json.dumps({"messages": messages(chat(*TURNS[:3]))}) + "\n")
+    report = extract(str(name), data, tmp_path / "lake", run="r", keep="role = 'assistant'")
+    found = Lake.open(tmp_path / "lake").sql("SELECT token, role, row FROM tokens ORDER BY row").to_pylist()
+    assert {r["role"] for r in found} == {"assistant"}
+    assert [r["row"] for r in found] == list(range(len(found)))
+    assert 0 < report.tokens == len(found) < report.tokens_read
