@@ -120,6 +120,23 @@ def test_where_batches_are_the_same_every_bit_is(tmp_path):
     assert hashes["all"] == hashes["true"] != hashes["some"]
 
 
+@pytest.mark.parametrize("padding", ["right", "left"])
+def test_attention_patterns_of_kept_tokens_are_over_all_that_was_read(tmp_path, padding):
+    write(tmp_path / "d.jsonl", [[True, False] * 6, [False, True], [False, False, True]])
+    model = str(toy_models.save_model(tmp_path / "m", "gpt2"))
+    for name, keep in (("all", None), ("some", "k")):
+        options = {"label_columns": ["k"], "sites": "pattern", "attention": "eager", "padding": padding, "keep": keep}
+        extract(model, tmp_path / "d.jsonl", tmp_path / "lake", run=name, unit_rows=128, **options)
+    lake = Lake.open(tmp_path / "lake")
+    everything, some = (
+        lake.select(f"SELECT run, row FROM tokens WHERE run = '{n}' AND k ORDER BY row") for n in ("all", "some")
+    )
+    assert len(some) == 8
+    for layer in range(3):
+        assert np.array_equal(everything.bits(layer, "pattern"), some.bits(layer, "pattern"))
+        np.testing.assert_allclose(some.array(layer, "pattern").sum(-1), 1, atol=1e-5)
+
+
 def test_nothing_is_computed_for_sequences_that_keep_nothing(tmp_path, monkeypatch):
     kept = [[False] * 5, [True] + [False] * 8, [False] * 3, [False, True]]
     ids = write(tmp_path / "d.jsonl", kept)

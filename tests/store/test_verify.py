@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from lakes import make_run
+from layerlake.__main__ import app
 from layerlake.errors import CorruptLakeError, LakeFormatError, LakeWarning, LayerlakeError
 from layerlake.extract.repair import repair
 from layerlake.store.artifacts import selection_name
 from layerlake.store.catalog import publish_catalog
-from layerlake.store.cli import app
 from layerlake.store.describe import describe_run
 from layerlake.store.durable import canonical_json, file_sha256, read_json, sealed_json
 from layerlake.store.lake import Lake
