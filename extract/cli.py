@@ -1,8 +1,10 @@
-"""Commands that run models: extract, repair, verify, sites, doctor."""
+"""Commands that run models: extract, plan, repair, verify, sites, doctor."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -132,54 +134,22 @@ def extract(
     threads: ThreadsOption = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     ray_address: RayAddressOption = None,
+    ignore_free_space: Annotated[
+        bool, typer.Option("--ignore-free-space", help="Go on when the disk is too small for the run.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Run a model over data and store the activations of every token, or of those that --keep names.
 
     The same command again does only what is missing. Other settings into a run of the same name are refused.
     """
+    asked = extract_options(locals())
     import sys
 
     from ..store.printing import count, print_json
     from .driver import extract as run_extraction
-    from .settings import chat_options
 
-    report = run_extraction(
-        model,
-        data,
-        lake,
-        run=run,
-        sites=tuple(site) if site else ("embed", "resid_post"),
-        layers=layer,
-        dtype=dtype,
-        codec=codec,
-        window=window,
-        overlap=overlap,
-        keep=keep,
-        text_column=text_column,
-        messages_column=messages_column,
-        generation_prompt=generation_prompt,
-        chat_options=chat_options(chat_option or ()),
-        roles=roles,
-        special_tokens=special_tokens,
-        label_columns=label_column or (),
-        split_column=split_column,
-        data_config=data_config,
-        data_splits=data_split or (),
-        labels=label or (),
-        revision=revision,
-        model_dtype=model_dtype,
-        trust_remote_code=trust_remote_code,
-        attention=attention,
-        padding=padding,
-        batch_tokens=batch_tokens,
-        unit_rows=unit_rows,
-        engine=engine,
-        workers=workers,
-        threads=threads,
-        device=device,
-        ray_address=ray_address,
-    )
+    report = run_extraction(model, data, lake, **asked)
     for warning in report.warnings:
         print(f"layerlake: warning: {warning}", file=sys.stderr)
     if json:
@@ -202,6 +172,67 @@ def extract(
         print(f"Run {report.run} is complete: {size}, {arrays}; {count(report.units_done, 'unit')} written{kept}.")
     if report.left_out:
         print(f"Not run, as nothing of them is kept: {count(report.left_out, 'sequence')}.")
+
+
+def extract_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the options of the command `extract`, as its function got them, into the arguments of the function."""
+    from .settings import chat_options
+
+    renamed = {
+        "site": "sites",
+        "layer": "layers",
+        "label": "labels",
+        "label_column": "label_columns",
+        "data_split": "data_splits",
+        "chat_option": "chat_options",
+    }
+    options = {renamed.get(k, k): v for k, v in given.items() if k not in ("model", "data", "lake", "json")}
+    options["sites"] = tuple(options["sites"] or ("embed", "resid_post"))
+    options["chat_options"] = chat_options(options["chat_options"] or ())
+    return options | {k: options[k] or () for k in ("labels", "label_columns", "data_splits")}
+
+
+def plan(no_timing: bool, json: bool, **options: Any) -> None:
+    """Tell what `layerlake extract` with the same arguments would take: rows, bytes, memory, time.
+
+    Nothing is written into the lake. Exit code 1 when the disk would not hold the run.
+    """
+    import sys
+
+    from ..store.printing import print_json
+    from .cost import plan as cost_of
+    from .cost_text import cost_lines
+
+    model, data, lake = (options[k] for k in ("model", "data", "lake"))
+    cost = cost_of(model, data, lake, timed=not no_timing, **extract_options(options))
+    for warning in cost.warnings:
+        print(f"layerlake: warning: {warning}", file=sys.stderr)
+    if json:
+        print_json(cost.to_json())
+    else:
+        print("\n".join(cost_lines(cost)))
+
+
+def _same_arguments(command: Any, as_command: Any, **more: Any) -> Any:
+    """Give `command` the arguments of another one, and `more` of its own."""
+    same = [p for p in inspect.signature(as_command, eval_str=True).parameters.values() if p.name != "json"]
+    own = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in more.items()
+    ]
+    command.__signature__ = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in same] + own)
+    command.__annotations__ = {p.name: p.annotation for p in [*same, *own]}
+    return command
+
+
+app.command(epilog="Example: layerlake plan ./model corpus/ --lake lake --window 256 --dtype bfloat16")(
+    _same_arguments(
+        plan,
+        extract,
+        no_timing=Annotated[bool, typer.Option("--no-timing", help="Run no batches: sizes only.")],
+        json=Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")],
+    )
+)
 
 
 @app.command(epilog="Example: layerlake repair --lake lake --dry-run")

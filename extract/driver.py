@@ -3,48 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-
-from .. import __version__
-from ..errors import RequestError
-from ..store.archive import check_codec
 from ..store.catalog import publish_catalog
 from ..store.create import create_run
-from ..store.dtypes import stored_dtype
-from ..store.layout import check_lake, check_run_name, lake_path
-from ..store.run import RunRecord, find_run
+from ..store.run import find_run
 from .batch_check import check_batches
-from .chat import ROLE, render_chats
-from .data import data_digest, read_documents
-from .engine import make_engine
-from .keep import Keep
-from .labels import load_labeler
-from .loaded_model import ModelSource
-from .models import load_model
-from .plan import make_plan
-from .run_units import import_from_here, run_units
-from .settings import (
-    check_special_tokens,
-    choose_arrays,
-    choose_padding,
-    compute_settings,
-    data_title,
-    default_name,
-    label_column,
-    layer_numbers,
-    loadable,
-    site_names,
-)
-from .windows import make_sequences
-
-_WASTE_WARNING = 0.10
+from .prepare import prepare, torch_threads
+from .request import ExtractRequest
+from .run_units import run_units
+from .space import check_space
 
 
 @dataclass(frozen=True)
@@ -109,6 +81,7 @@ def extract(
     threads: int = 1,
     device: str = "cpu",
     ray_address: str | None = None,
+    ignore_free_space: bool = False,
 ) -> ExtractReport:
     """Run `model` over `data` and store the activations of every token, or of those to keep, as a run of `lake`.
 
@@ -129,119 +102,67 @@ def extract(
     without one are not run (see `extract.keep`). `labels` name labelers, as ``code-depth`` or
     ``column=package.module:function``. `attention` is the implementation that transformers shall take (sdpa, eager,
     ...). `padding` is ``right``, ``left`` or ``none`` (default: the first that the model is known to be unmoved by).
-    `threads` are compute threads a worker.
+    `threads` are compute threads a worker. An extraction that
+    the disk cannot hold is refused, unless `ignore_free_space` is set.
     """
     started = time.perf_counter()
-    if not isinstance(model, str) or not isinstance(data, (str, os.PathLike)):
-        raise RequestError(
-            "The model is named by text, a folder, a hub name or 'package.module:function', so that every worker can "
-            "load it; the data by a path."
+    ready = prepare(
+        ExtractRequest(
+            model,
+            data,
+            lake,
+            run=run,
+            sites=sites,
+            layers=layers,
+            dtype=dtype,
+            codec=codec,
+            window=window,
+            overlap=overlap,
+            keep=keep,
+            text_column=text_column,
+            messages_column=messages_column,
+            generation_prompt=generation_prompt,
+            chat_options=chat_options,
+            roles=roles,
+            special_tokens=special_tokens,
+            label_columns=label_columns,
+            split_column=split_column,
+            data_config=data_config,
+            data_splits=data_splits,
+            labels=labels,
+            revision=revision,
+            model_dtype=model_dtype,
+            trust_remote_code=trust_remote_code,
+            attention=attention,
+            padding=padding,
+            batch_tokens=batch_tokens,
+            unit_rows=unit_rows,
+            engine=engine,
+            workers=workers,
+            threads=threads,
+            device=device,
+            ray_address=ray_address,
         )
-    sites, label_columns, labels, data_splits = (
-        (v,) if isinstance(v, str) else v for v in (sites, label_columns, labels, data_splits)
     )
-    sites, layers = site_names(sites), layer_numbers(layers)
-    root = lake_path(lake)
-    if (root / "lake.json").exists():
-        check_lake(root)
-    if run is not None:
-        check_run_name(run)
-    if batch_tokens < 1:
-        raise RequestError(f"A batch needs at least one token, not {batch_tokens}.")
-    if dtype is not None:
-        stored_dtype(dtype)
-    check_codec(codec)
-    add_special_tokens = check_special_tokens(special_tokens)
-    import_from_here()  # a model or a labeler of the user's own
-    chosen = make_engine(engine, workers=workers, threads=threads, device=device, ray_address=ray_address)
-    labelers = {column: load_labeler(name) for column, name in map(label_column, labels)}
-    documents = read_documents(
-        data,
-        text_column=text_column,
-        messages_column=messages_column,
-        label_columns=tuple(label_columns),
-        split_column=split_column,
-        config=data_config,
-        splits=tuple(data_splits),
-    )
-    with_roles = [ROLE] if roles and any(d.chat is not None for d in documents) else []
-    rule = Keep(keep, [*label_columns, *labelers, *with_roles]) if keep is not None else None
-    source = ModelSource(model, revision, model_dtype, trust_remote_code, attention)
-    with _torch_threads(threads):
-        loaded = load_model(source, device=device)
-    documents, chat, warnings = render_chats(
-        documents, loaded.tokenizer, generation_prompt=generation_prompt, roles=roles, options=chat_options
-    )
-    sequences, more = make_sequences(
-        documents,
-        loaded.tokenizer,
-        window=window,
-        max_length=loaded.max_length,
-        vocab_size=loaded.vocab_size,
-        overlap=overlap,
-        labelers=labelers,
-        special_tokens=add_special_tokens,
-    )
-    warnings += more
-    arrays = choose_arrays(
-        loaded, sites, layers, dtype, codec, longest=max((len(s.input_ids) for s in sequences), default=0)
-    )
-    plan = make_plan(documents, sequences, unit_rows, rule)
-    if len(plan.units) > 1 and plan.waste > _WASTE_WARNING:
-        warnings.append(
-            f"{plan.waste:.0%} of the planned rows stay unused: units of {plan.unit_rows} rows do not suit these data. "
-            "Another --unit-rows, or shorter windows, waste less."
-        )
-    side = choose_padding(loaded, padding)
-    record = RunRecord(
-        name=run or default_name(source, data),
-        settings={
-            "model": loaded.identity,
-            "data": data_digest(documents),
-            "window": window,
-            "special_tokens": special_tokens,
-            **({"chat": chat} if chat else {}),
-            **({"overlap": overlap} if overlap else {}),
-            **({"keep": rule.text} if rule else {}),
-            "padding": side,
-            "batch_tokens": batch_tokens,
-            "compute": compute_settings(threads, device, loaded.identity["kind"], codec),
-        },
-        arrays=arrays,
-        unit_rows=plan.unit_rows,
-        units=len(plan.units),
-        sequences=plan.sequences.num_rows,
-        tokens=plan.tokens,
-        plan_hash=plan.plan_hash,
-        tokens_hash=plan.tokens_hash,
-        source={
-            "model": source.title,
-            "data": data_title(data),
-            "data_path": os.fspath(data),
-            "load": loadable(source),
-        },
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        created_by=__version__,
-    )
+    root, record, plan = ready.root, ready.record, ready.plan
     target = find_run(root, record.name)
     if target:
         target.record.check_same(record)
     if target is None or len(target.committed()) < record.units:
-        with _torch_threads(threads):
-            check_batches(
-                loaded, loaded.settled([loaded.place(a.site, a.layer) for a in arrays]), plan.units, batch_tokens, side
-            )
-    del loaded
+        check_space(root, record, () if target is None else target.committed(), ignore=ignore_free_space)
+        with torch_threads(threads):
+            check_batches(ready.loaded, ready.points, plan.units, batch_tokens, record.settings["padding"])
+    del ready.loaded
     with contextlib.ExitStack() as stack:
-        stack.enter_context(chosen)
+        stack.enter_context(ready.engine)
         if target is None:
-            chosen.open()  # nothing is written when the engine cannot start
+            ready.engine.open()  # nothing is written when the engine cannot start
             target = create_run(root, record, plan.sequences, plan.units)
             target.record.check_same(record)  # another process may have made it meanwhile
         stack.enter_context(target.driver_lock())
         committed = target.committed()
         missing = {u: table.num_rows for u, table in enumerate(plan.units) if u not in committed}
-        outcome = run_units(target, missing, source, device, chosen)
+        outcome = run_units(target, missing, ready.source, device, ready.engine)
         publish_catalog(root)
     return ExtractReport(
         run=target.name,
@@ -249,24 +170,13 @@ def extract(
         units=record.units,
         tokens=record.tokens,
         sequences=record.sequences,
-        documents=len(documents),
+        documents=ready.documents,
         tokens_read=plan.read,
         left_out=plan.left_out,
-        arrays=[a.name for a in arrays],
+        arrays=[a.name for a in record.arrays],
         seconds=round(time.perf_counter() - started, 2),
         units_done=outcome.done,
         retried=outcome.retried,
         lost_workers=outcome.lost_workers,
-        warnings=warnings + outcome.warnings,
+        warnings=ready.warnings + outcome.warnings,
     )
-
-
-@contextlib.contextmanager
-def _torch_threads(threads: int) -> Iterator[None]:
-    """Have torch compute with as many threads in the driver as in its workers."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
