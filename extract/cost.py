@@ -19,7 +19,7 @@ from .prepare import Prepared, prepare, torch_threads
 from .replay_check import BUDGET
 from .request import ExtractRequest
 from .space import array_bytes, check_space, free_bytes
-from .worker import to_bits
+from .worker import to_stored
 
 _SECONDS = 10.0
 """How long batches are timed; the first is the warming up."""
@@ -158,7 +158,7 @@ def _time(ready: Prepared, batches: list[Batch]) -> tuple[float, int | None]:
         values, _ = ready.loaded.run(batch, [p for _, p in points])
         peak = max(peak, _anonymous())
         for array, point in points:
-            to_bits(values.pop(point.name), array, point)
+            to_stored(values.pop(point.name), array, point)
         if batch.input_ids.device.type == "cuda":
             torch.cuda.synchronize()
         if turn:

@@ -19,9 +19,10 @@ from .batch import Batch, Padding, plan_batches
 from .hooks import SitePoint
 from .loaded_model import ModelSource
 from .models import load_model
+from .offload import Convert, Offload, Store
 from .replay_check import ReplayCheck
 from .settings import other_compute, other_model
-from .unit_sequences import UnitSequences
+from .unit_sequences import BatchRows, UnitSequences
 
 
 class ExtractWorker:
@@ -56,7 +57,7 @@ class ExtractWorker:
         sequences = UnitSequences(tokens)
         points = [p for _, p in self.points]
         padded = [0] * len(sequences.ids)
-        with UnitWriter(self.run_, unit) as writer:
+        with UnitWriter(self.run_, unit) as writer, Offload(self.model.device) as offload:
             for members in plan_batches(sequences.lengths, self.batch_tokens, self.padding):
                 batch = Batch.of([sequences.ids[i] for i in members], self.padding, self.model.device)
                 rows = sequences.batch_rows(batch, members)
@@ -64,12 +65,10 @@ class ExtractWorker:
                     values, _ = self.model.run(batch, points)
                 except ForwardError as error:
                     raise self._blamed(error, unit, {sequences.names[i]: sequences.ids[i] for i in members}) from error
-                for array, point in self.points:
-                    bits = to_bits(rows.select(values.pop(point.name)), array, point)
-                    for first, part in rows.runs(bits, array.shape[-1] if point.keys else None):
-                        writer.write(array.name, first, part)
+                offload.put([values.pop(p.name) for p in points], *self._storing(writer, rows))
                 for i in members:
                     padded[i] = batch.input_ids.shape[1] - sequences.lengths[i]
+            offload.wait()
             replay = self.replay.check(unit, sequences, padded, writer.read)
             made = {"seconds": round(time.perf_counter() - start, 3), "process": os.getpid(), "replay": replay}
             record = writer.commit(stored_tokens(tokens), len(sequences.ids), made)
@@ -80,6 +79,19 @@ class ExtractWorker:
             "seconds": made["seconds"],
             "nonfinite": {n: c for n, c in nonfinite.items() if c},
         }
+
+    def _storing(self, writer: UnitWriter, rows: BatchRows) -> tuple[Convert, Store]:
+        """Give what turns the values of a batch into what is stored of them, and what writes that into the shards."""
+
+        def convert(index: int, value: torch.Tensor) -> torch.Tensor:
+            return to_stored(rows.select(value), *self.points[index])
+
+        def store(index: int, stored: torch.Tensor) -> None:
+            array, point = self.points[index]
+            for first, part in rows.runs(bits_of(stored), array.shape[-1] if point.keys else None):
+                writer.write(array.name, first, part)
+
+        return convert, store
 
     def _blamed(self, error: ForwardError, unit: int, members: Mapping[int, np.ndarray]) -> ForwardError:
         """Find which of a batch's sequences the model fails on alone, and name it with the unit."""
@@ -93,8 +105,8 @@ class ExtractWorker:
         return ForwardError(f"Unit {unit}, sequences {shown} together, and none of them alone: {error}")
 
 
-def to_bits(value: torch.Tensor, array: ArraySpec, point: SitePoint) -> Any:
-    """Round a captured value to the stored dtype and give its raw bits as a NumPy array of the same shape.
+def to_stored(value: torch.Tensor, array: ArraySpec, point: SitePoint) -> torch.Tensor:
+    """Round a captured value to the stored dtype, where it is.
 
     Rounding is to nearest even, as torch converts. A finite value that would become infinite is refused, naming site
     and value, instead of stored as something else: float16 ends at 65,504, bfloat16 just below float32.
@@ -107,7 +119,12 @@ def to_bits(value: torch.Tensor, array: ArraySpec, point: SitePoint) -> Any:
                 f"Site {point.name} has the value {value[lost][0].item():.6g}, which {array.dtype} cannot hold. "
                 "Store this run with a wider --dtype."
             )
-    unsigned = stored.cpu().contiguous()
-    if array.dtype == "float32":
-        return unsigned.view(torch.int32).numpy().view(np.uint32)
-    return unsigned.view(torch.int16).numpy().view(np.uint16)
+    return stored
+
+
+def bits_of(stored: torch.Tensor) -> np.ndarray:
+    """Give the raw bits of a tensor on the host as a NumPy array of the same shape."""
+    whole = stored.cpu().contiguous()
+    if whole.dtype == torch.float32:
+        return whole.view(torch.int32).numpy().view(np.uint32)
+    return whole.view(torch.int16).numpy().view(np.uint16)

@@ -106,7 +106,7 @@ class TestPlantedFaults:
 
     def test_layer_off_by_one_where_layers_hardly_differ(self, tmp_path, monkeypatch):
         """Nearer than any tolerance: but nearer to its neighbour than to itself."""
-        real_bits = worker.to_bits
+        real_stored = worker.to_stored
         model = toy_models.make_model("llama")
         with torch.no_grad():
             for block in model.model.layers:
@@ -117,20 +117,20 @@ class TestPlantedFaults:
 
         def previous(value, array, point):
             kept[point.name] = value
-            return real_bits(kept.get(f"resid_post-{(point.layer or 0) - 1}", value), array, point)
+            return real_stored(kept.get(f"resid_post-{(point.layer or 0) - 1}", value), array, point)
 
-        monkeypatch.setattr(worker, "to_bits", previous)
+        monkeypatch.setattr(worker, "to_stored", previous)
         refused(tmp_path, str(tmp_path / "m"), "resid_post-1.*nearer to resid_post-0")
 
     def test_after_the_norm(self, tmp_path, name, monkeypatch):
-        real = worker.to_bits
+        real = worker.to_stored
 
         def normed(value, array, point):
             return real(
                 torch.nn.functional.rms_norm(value, value.shape[-1:]) if point.layer == 2 else value, array, point
             )
 
-        monkeypatch.setattr(worker, "to_bits", normed)
+        monkeypatch.setattr(worker, "to_stored", normed)
         refused(tmp_path, name, "resid_post-2")
 
     @pytest.mark.parametrize("side", ["right", "left"])
@@ -164,9 +164,9 @@ class TestPlantedFaults:
 
     @pytest.mark.parametrize("site", ["embed", "resid_post-1"])
     def test_zeros(self, tmp_path, name, monkeypatch, site):
-        real = worker.to_bits
+        real = worker.to_stored
         monkeypatch.setattr(
-            worker, "to_bits", lambda v, array, point: real(v * (0 if point.name == site else 1), array, point)
+            worker, "to_stored", lambda v, array, point: real(v * (0 if point.name == site else 1), array, point)
         )
         refused(tmp_path, name, site)
 
