@@ -62,20 +62,30 @@ def split_sequences(tokens: pa.Table) -> list[np.ndarray]:
     return np.split(ids, np.flatnonzero(np.diff(seqs)) + 1)
 
 
+_SHORTER = 0.75
+_FULL_ENOUGH = 256
+
+
 def plan_batches(lengths: Sequence[int], batch_tokens: int, padding: Padding) -> list[list[int]]:
     """Group sequences, longest first, so that each batch holds at most `batch_tokens` tokens, padding included.
 
     The grouping depends on the lengths of this unit's sequences alone: a retried unit gets the same batches. With
-    padding ``none`` only equal lengths share a batch. A sequence longer than `batch_tokens` is a batch of its own.
+    padding ``none`` only equal lengths share a batch. A sequence longer than `batch_tokens` is a batch of its own. A
+    batch that holds 256 real tokens, and a sixteenth of `batch_tokens`, takes no sequence shorter than three quarters
+    of its longest: a unit of short documents has few batches, and would else be padding for the greater part.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batches: list[list[int]] = []
+    real = 0
     for i in order:
         if batches:
             width = lengths[batches[-1][0]]
             fits = (len(batches[-1]) + 1) * width <= batch_tokens
-            if fits and (padding != "none" or lengths[i] == width):
+            alike = lengths[i] >= _SHORTER * width or real < max(_FULL_ENOUGH, batch_tokens // 16)
+            if fits and (lengths[i] == width if padding == "none" else alike):
                 batches[-1].append(i)
+                real += lengths[i]
                 continue
         batches.append([i])
+        real = lengths[i]
     return batches

@@ -139,3 +139,14 @@ def test_labels_that_differ_in_case_alone_or_mix_types_are_refused():
 def test_no_sequences_are_refused():
     with pytest.raises(DataError, match="no tokens"):
         make_plan([], [])
+
+
+def test_a_unit_of_short_documents_is_not_padding_for_the_greater_part():
+    """Lengths as lines of source code have them; a large budget of tokens holds hundreds of them."""
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(2.2, 0.8, 1500), 2, 200).astype(int).tolist()
+    for budget in (4096, 16_384):
+        batches = plan_batches(lengths, budget, "right")
+        padded = sum(len(b) * max(lengths[i] for i in b) for b in batches)
+        assert padded < 1.25 * sum(lengths)
+        assert len(batches) < 40
