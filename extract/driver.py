@@ -17,6 +17,7 @@ from .prepare import prepare, torch_threads
 from .request import ExtractRequest
 from .run_units import run_units
 from .space import check_space
+from .weights import other_weights
 
 
 @dataclass(frozen=True)
@@ -146,8 +147,9 @@ def extract(
     )
     root, record, plan = ready.root, ready.record, ready.plan
     target = find_run(root, record.name)
+    weights = ready.loaded.weights
     if target:
-        target.record.check_same(record)
+        target.record.check_same(record, other_weights(target, weights))
     if target is None or len(target.committed()) < record.units:
         check_space(root, record, () if target is None else target.committed(), ignore=ignore_free_space)
         with torch_threads(threads):
@@ -157,8 +159,8 @@ def extract(
         stack.enter_context(ready.engine)
         if target is None:
             ready.engine.open()  # nothing is written when the engine cannot start
-            target = create_run(root, record, plan.sequences, plan.units)
-            target.record.check_same(record)  # another process may have made it meanwhile
+            target = create_run(root, record, plan.sequences, plan.units, weights)
+            target.record.check_same(record, other_weights(target, weights))  # of another process, meanwhile
         stack.enter_context(target.driver_lock())
         committed = target.committed()
         missing = {u: table.num_rows for u, table in enumerate(plan.units) if u not in committed}

@@ -1,4 +1,4 @@
-"""Telling whether two models have the same weights, two tokenizers the same rules, two functions the same code."""
+"""Telling whether two tokenizers have the same rules, two functions the same code."""
 
 from __future__ import annotations
 
@@ -14,22 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-
-def weights_fingerprint(model: torch.nn.Module) -> str:
-    """Hash all parameters and buffers: names, dtypes, shapes and bytes.
-
-    Buffers that no checkpoint would hold are hashed too, because a forward reads them just as well.
-    """
-    total = hashlib.sha256()
-    tensors: dict[str, Any] = dict(model.named_buffers()) | model.state_dict()
-    for name, tensor in sorted(tensors.items()):
-        if not isinstance(tensor, torch.Tensor):  # a module's own "extra state"
-            continue
-        value: torch.Tensor = tensor.detach().to("cpu").contiguous()
-        total.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
-        total.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
 
 
 def dtype_of(module: torch.nn.Module) -> str:

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from ..errors import LayerlakeError, MissingExtraError, ModelError, RequestError
-from .architectures import ARCHITECTURES, site_points
+from .architectures import ARCHITECTURES, Architecture, site_points
 from .batch import Batch
 from .failure import one_line
-from .fingerprint import dtype_of, tokenizer_hash, weights_fingerprint
+from .fingerprint import dtype_of, tokenizer_hash
 from .loaded_model import LoadedModel, ModelSource
 from .structure import find_architecture
+from .weights import weight_digests, weights_fingerprint
 
 
 def _is_module(name: str) -> bool:
@@ -60,8 +61,7 @@ def load_hugging_face(source: ModelSource) -> LoadedModel:
     with _quiet(transformers):
         try:
             config = transformers.AutoConfig.from_pretrained(name, **options)
-            if getattr(config, "is_encoder_decoder", False):
-                raise ModelError(f"{source.name} is an encoder-decoder model, which cannot be extracted yet.")
+            _refuse_encoder_decoder(config, source)  # before its weights are read
             # use_safetensors: a pickle can run code, so weights in .bin files are not loaded
             module, report = _auto_class(transformers, config).from_pretrained(
                 name,
@@ -78,11 +78,28 @@ def load_hugging_face(source: ModelSource) -> LoadedModel:
         except Exception as error:
             raise ModelError(f"{source.name} does not load as a model: {one_line(error)}") from error
         module.eval()
-        base = getattr(module, module.base_model_prefix, module)
-        registered = ARCHITECTURES.get(config.model_type)
-        architecture = registered(config) if registered else find_architecture(base, source.name)
+        architecture = architecture_of(module, source)
         _check_weights(source, module, report, architecture.blocks)
         tokenizer = _load_tokenizer(transformers, name, options, looks_local)
+    weights = weight_digests(module)
+    model = of_transformers(source, module, tokenizer, architecture)
+    model.weights, model.identity["fingerprint"] = weights, weights_fingerprint(weights)
+    return model
+
+
+def architecture_of(module: Any, source: ModelSource) -> Architecture:
+    """Give the architecture of a transformers model: the registered one, or what is found by its structure."""
+    _refuse_encoder_decoder(module.config, source)
+    registered = ARCHITECTURES.get(module.config.model_type)
+    if registered:
+        return registered(module.config)
+    return find_architecture(getattr(module, module.base_model_prefix, module), source.name)
+
+
+def of_transformers(source: ModelSource, module: Any, tokenizer: Any, architecture: Architecture) -> LoadedModel:
+    """Give a transformers model that is in memory, in evaluation mode, with its sites; its weights are not hashed."""
+    config = module.config
+    base = getattr(module, module.base_model_prefix, module)
     prefix = "" if base is module else module.base_model_prefix
     config_text = json.dumps(config.to_diff_dict(), sort_keys=True, default=str)
     identity = {
@@ -90,7 +107,6 @@ def load_hugging_face(source: ModelSource) -> LoadedModel:
         "revision": getattr(config, "_commit_hash", None) or source.revision,  # a commit says more than a branch
         "config": hashlib.sha256(config_text.encode()).hexdigest(),
         "tokenizer": tokenizer_hash(tokenizer),
-        "fingerprint": weights_fingerprint(module),
         "dtype": dtype_of(module),
         "attention": getattr(module.config, "_attn_implementation", None),
     }
@@ -115,6 +131,11 @@ def load_hugging_face(source: ModelSource) -> LoadedModel:
         prefix=prefix,
         architecture=architecture,
     )
+
+
+def _refuse_encoder_decoder(config: Any, source: ModelSource) -> None:
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{source.name} is an encoder-decoder model, which cannot be extracted yet.")
 
 
 def _auto_class(transformers: Any, config: Any) -> Any:

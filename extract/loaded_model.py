@@ -71,6 +71,8 @@ class LoadedModel:
     max_length: int | None
     identity: dict[str, Any]
     """What can change a value: kind, revision, hashes of config, code, tokenizer and weights, dtype, attention."""
+    weights: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """A digest of each tensor, by name; empty where the weights were not hashed."""
     device: str = "cpu"
     prefix: str = ""
     """The path of the headless model inside the whole one; empty where there is no head."""

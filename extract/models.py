@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import LayerlakeError, ModelError, RequestError, WorldError
+from ..store.printing import count
 from .batch import Batch
-from .fingerprint import dtype_of, source_hash, tokenizer_hash, weights_fingerprint
+from .fingerprint import dtype_of, source_hash, tokenizer_hash
+from .hooks import SitePoint
 from .hugging_face import load_hugging_face
 from .loaded_model import LoadedModel, ModelSource
 from .torch_model import TorchModel
+from .weights import weight_digests, weights_fingerprint
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -29,23 +34,28 @@ def load_model(source: ModelSource, *, device: str = "cpu") -> LoadedModel:
     model = _load_function(source) if source.is_function else load_hugging_face(source)
     model.module.to(device)
     model.device = device
+    check_model(model)
+    return model
+
+
+def check_model(model: LoadedModel) -> None:
+    """Hold a model in memory to what is asked of one: no hooks that change it, blocks in the order of their layers."""
     refuse_hooks(model)
     model.settled([p for p in model.points if p.site in ("embed", "resid_post")])
     if model.architecture is not None and model.architecture.found:
         from .self_test import adopt  # it loads the reference, which loads models
 
         adopt(model)
-    return model
 
 
-def refuse_hooks(model: LoadedModel) -> None:
+def refuse_hooks(model: LoadedModel, sites: Sequence[SitePoint] = ()) -> None:
     """Raise `ModelError`, naming the module, when a model brings hooks of someone else that change what it computes.
 
-    It is run on a few ids with the hooks and without. Hooks of torch itself, such as weight normalisation's, are part
-    of the model; those that only look are left alone.
+    It is run on a few ids with the hooks and without, and seen at every block and at `sites`. Hooks of torch itself,
+    such as weight normalisation's, are part of the model; those that only look are left alone.
     """
     foreign = [
-        (path, module, hooks, key)
+        (path, hooks, key)
         for path, module in model.module.named_modules()
         for hooks in (module._forward_pre_hooks, module._forward_hooks)
         for key, hook in hooks.items()
@@ -53,24 +63,37 @@ def refuse_hooks(model: LoadedModel) -> None:
     ]
     if not foreign:
         return
-    points = [p for p in model.points if p.site in ("embed", "resid_post")]
+    seen = [*(p for p in model.points if p.site in ("embed", "resid_post")), *sites]
+    points = list({p.name: p for p in seen}.values())
     size = min(12, model.max_length or 12)
     ids = np.random.default_rng(0).integers(0, model.vocab_size or 2, size, dtype=np.int64)
     batch = Batch.of([ids], "none", model.device)
-    hooked, _ = model.run(batch, points)
-    taken = [(hooks, key, hooks.pop(key)) for _, _, hooks, key in foreign]
-    try:
-        plain, _ = model.run(batch, points)
-    finally:
-        for hooks, key, hook in taken:
-            hooks[key] = hook
-    if any(not torch.equal(hooked[n], plain[n]) for n in plain):
-        path, _, hooks, key = foreign[0]
-        raise ModelError(
-            f"{model.source.title} comes with {len(foreign)} hook(s), the first on {path or 'the whole model'!r} "
-            f"({getattr(hooks[key], '__qualname__', type(hooks[key]).__name__)}), that change what it computes. Remove "
-            "them, or write what they do into the model."
-        )
+
+    def run_without(left_out: Sequence[tuple[str, dict[int, Any], int]]) -> dict[str, torch.Tensor]:
+        kept = [(hooks, list(hooks.items())) for _, hooks, _ in left_out]
+        try:
+            for _, hooks, key in left_out:
+                del hooks[key]
+            return model.run(batch, points)[0]
+        finally:
+            for hooks, items in reversed(kept):  # in the order in which they ran
+                hooks.clear()
+                hooks.update(items)
+
+    def differ(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
+        return any(not torch.allclose(some[n], others[n], rtol=0, atol=0, equal_nan=True) for n in some)
+
+    plain = run_without(foreign)
+    if not differ(run_without([]), plain):
+        return
+    alone = (f for f in foreign if differ(run_without([g for g in foreign if g is not f]), plain))
+    path, hooks, key = next(alone, foreign[0])
+    raise ModelError(
+        f"{model.source.title} comes with {count(len(foreign), 'hook')} of someone else, and the one on "
+        f"{repr(path) if path else 'the whole model'} "
+        f"({getattr(hooks[key], '__qualname__', type(hooks[key]).__name__)}) changes what it computes. Remove it, or "
+        "write what it does into the model."
+    )
 
 
 def _is_of(hook: object, library: str) -> bool:
@@ -102,26 +125,32 @@ def _load_function(source: ModelSource) -> LoadedModel:
     if not isinstance(made, (torch.nn.Module, TorchModel)):
         raise ModelError(f"{source.name} returned {type(made).__name__}, not a torch module or a TorchModel.")
     wrapped = made if isinstance(made, TorchModel) else TorchModel(made)
-    module = wrapped.module.eval()
-    points = wrapped.points()
+    wrapped.module.eval()
     if source.dtype != "auto":
-        module.to(getattr(torch, source.dtype))
+        wrapped.module.to(getattr(torch, source.dtype))
+    weights = weight_digests(wrapped.module)
+    named = {"function": source.name, "code": source_hash(module_name), "fingerprint": weights_fingerprint(weights)}
+    model = of_torch(source, wrapped, {"kind": "function"} | named)
+    model.weights = weights
+    return model
+
+
+def of_torch(source: ModelSource, wrapped: TorchModel, identity: dict[str, Any]) -> LoadedModel:
+    """Give a `TorchModel`, in evaluation mode, with its sites; `identity` is added to what it tells of itself."""
+    points = wrapped.points()
     return LoadedModel(
         source,
-        module,
+        wrapped.module,
         lambda batch, whole: wrapped.forward(batch),
         points,
         tuple(wrapped.padding),
         wrapped.tokenizer,
         wrapped.table_size(),
         wrapped.max_length,
-        {
-            "kind": "function",
-            "function": source.name,
+        identity
+        | {
             "modules": {p.name: p.module for p in points},
-            "code": source_hash(module_name),
             "tokenizer": tokenizer_hash(wrapped.tokenizer),
-            "fingerprint": weights_fingerprint(module),
-            "dtype": dtype_of(module),
+            "dtype": dtype_of(wrapped.module),
         },
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import JobError, LayerlakeError, RunLockedError, UnknownNameError
 from ..store.catalog import published_units
+from ..store.create import WEIGHTS_FILE, weights_json
 from ..store.durable import is_locked
 from ..store.layout import check_lake, lake_path
 from ..store.printing import count
@@ -87,7 +88,13 @@ def repair(
     lost: dict[str, set[int]] = {}
     for name in names:
         try:
-            mend = RunRepair(Run(root, name), None if indexed is None else indexed.get(name, ()), dry_run=dry_run)
+            opened = Run(root, name)
+            mend = RunRepair(
+                opened,
+                None if indexed is None else indexed.get(name, ()),
+                dry_run=dry_run,
+                of_model={WEIGHTS_FILE: lambda r=opened: weights_json(models.weights(r))},
+            )
             lost_workers += _repair_run(mend, models, engine_of)
         except UnknownNameError:
             if run is not None:

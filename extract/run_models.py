@@ -10,6 +10,7 @@ from ..store.run import Run
 from .loaded_model import ModelSource
 from .models import check_device, load_model
 from .settings import other_compute, other_model
+from .weights import Digests, other_weights
 
 
 class RunModels:
@@ -18,7 +19,7 @@ class RunModels:
     def __init__(self, name: str | None, trust_remote_code: bool) -> None:
         self.name = name
         self.trust_remote_code = trust_remote_code
-        self._identities: dict[tuple[ModelSource, str], dict[str, Any]] = {}
+        self._known: dict[tuple[ModelSource, str], tuple[dict[str, Any], Digests]] = {}
 
     def check(self, run: Run, *, same_bytes: bool = True) -> tuple[ModelSource, int, str]:
         """Give the source of a run's model, and the threads and device of its workers; `WorldError` says what differs.
@@ -46,16 +47,24 @@ class RunModels:
                 f"the run does not say which model made it, and how ({type(error).__name__}: {error})."
             ) from error
         try:
-            if (source, device) not in self._identities:
-                self._identities[source, device] = load_model(source, device=device).identity
+            if (source, device) not in self._known:
+                loaded = load_model(source, device=device)
+                self._known[source, device] = loaded.identity, loaded.weights
         except LayerlakeError as error:
             raise ModelError(f"the model does not load: {error} Where it lies elsewhere now, say --model.") from error
-        if other := other_model(self._identities[source, device], settings):
+        identity, weights = self._known[source, device]
+        if other := other_model(identity, settings):
+            differs = other_weights(run, weights)
             raise ModelError(
-                f"{source.name} has other {' and '.join(other)} than the model that made the run. Say --model with "
-                "the one that did."
+                f"{source.name} has other {' and '.join(other)} than the model that made the run"
+                f"{f' ({differs})' if differs else ''}. Say --model with the one that did."
             )
         return source, threads, device
+
+    def weights(self, run: Run) -> Digests:
+        """Give the digests of the weights of a run's model, which is at hand and the same, on any machine."""
+        source, _, device = self.check(run, same_bytes=False)
+        return self._known[source, device][1]
 
     def _named(self, run: Run) -> ModelSource:
         assert self.name is not None

@@ -23,6 +23,7 @@ from .offload import Convert, Offload, Store
 from .replay_check import ReplayCheck
 from .settings import other_compute, other_model
 from .unit_sequences import BatchRows, UnitSequences
+from .weights import other_weights
 
 
 class ExtractWorker:
@@ -33,8 +34,10 @@ class ExtractWorker:
         self.model = load_model(ModelSource(**spec["model"]), device=spec["device"])
         settings = self.run_.record.settings
         if other := other_model(self.model.identity, settings):
+            differs = other_weights(self.run_, self.model.weights)
             raise ModelError(
-                f"{spec['model']['name']} has other {' and '.join(other)} in the worker than when the run was planned. "
+                f"{spec['model']['name']} has other {' and '.join(other)} in the worker than when the run was planned"
+                f"{f' ({differs})' if differs else ''}. "
                 "A function that makes a model must give the same one each time, and every machine the same files."
             )
         if other := other_compute(self.run_.record, spec["device"]):

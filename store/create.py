@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,19 @@ from .plan import write_plan
 from .record import RunRecord
 from .run import Run
 
+WEIGHTS_FILE = "weights.json"
 
-def create_run(root: Path, record: RunRecord, sequences: pa.Table, units: list[pa.Table]) -> Run:
+
+def create_run(
+    root: Path,
+    record: RunRecord,
+    sequences: pa.Table,
+    units: list[pa.Table],
+    weights: Mapping[str, Any] | None = None,
+) -> Run:
     """Create a run with its plan and Zarr metadata, making the lake when there is none.
+
+    `weights` are a digest for each tensor of the model, by name, kept to say what another model has otherwise.
 
     Everything is written into a folder of a temporary name, which is then renamed: a crash leaves no half-made run.
     When another process creates a run of that name meanwhile, theirs stands and is returned.
@@ -32,10 +43,17 @@ def create_run(root: Path, record: RunRecord, sequences: pa.Table, units: list[p
             (temporary / folder).mkdir()
         write_plan(temporary / "plan", sequences, units)
         _create_arrays(temporary / "activations.zarr", record)
+        if weights is not None:
+            (temporary / WEIGHTS_FILE).write_bytes(weights_json(weights))
         written = sorted(p for p in temporary.rglob("*") if p.is_file())
         files = {str(p.relative_to(temporary)): file_sha256(p) for p in written}
         (temporary / "run.json").write_bytes(sealed_json(replace(record, files=files).to_json()))
     return Run(root, record.name)
+
+
+def weights_json(weights: Mapping[str, Any]) -> bytes:
+    """Encode the digests of a model's weights as `create_run` writes them."""
+    return sealed_json({"tensors": dict(weights)})
 
 
 def zarr_metadata(record: RunRecord) -> dict[str, bytes]:

@@ -137,13 +137,17 @@ class RunRecord:
         if len({a.name for a in self.arrays}) < len(self.arrays):
             raise ValueError("two arrays have one name")
 
-    def check_same(self, asked: RunRecord) -> None:
-        """Raise `SettingsDifferError`, naming what differs, unless `asked` would write the same bytes."""
+    def check_same(self, asked: RunRecord, weights: str = "") -> None:
+        """Raise `SettingsDifferError`, naming what differs, unless `asked` would write the same bytes.
+
+        `weights` says what of the weights differs, where their fingerprint does.
+        """
         if asked.identity == self.identity:
             return
         mine, theirs = _flat(self), _flat(asked)
-        lines = [_difference(key, mine.get(key), theirs.get(key)) for key in dict.fromkeys([*mine, *theirs])]
-        lines = [line for line in lines if line]
+        told = {"model.fingerprint": weights} if weights else {}
+        keys = dict.fromkeys([*mine, *theirs])
+        lines = [told.get(k, line) for k in keys if (line := _difference(k, mine.get(k), theirs.get(k)))]
         raise SettingsDifferError(
             f"Run {self.name!r} exists and was made with other settings ({'; '.join(lines[:6])}"
             f"{'; and more' if len(lines) > 6 else ''}). Choose another name with --run."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,12 +52,21 @@ class RunRepair:
 
     `mend` does what needs no model and finds `units`, which only the model can do again; whoever has it calls
     `take_out` before the units are redone, and `finish` at the end in any case. `indexed` are the units that the
-    catalog has, None when there is none that can be read.
+    catalog has, None when there is none that can be read. `of_model` makes the bytes of files that only the model can
+    make again, by name.
     """
 
-    def __init__(self, run: Run, indexed: Iterable[int] | None, *, dry_run: bool = False) -> None:
+    def __init__(
+        self,
+        run: Run,
+        indexed: Iterable[int] | None,
+        *,
+        dry_run: bool = False,
+        of_model: Mapping[str, Callable[[], bytes]] | None = None,
+    ) -> None:
         self.run = run
         self.dry_run = dry_run
+        self.of_model = dict(of_model or {})
         self.outcomes: list[Outcome] = []
         self.units: dict[int, list[Problem]] = {}
         self.aside = SetAside(run)
@@ -220,6 +229,8 @@ class RunRepair:
 
     def _written(self, name: str) -> bytes:
         record, plan = self.run.record, self.run.folder / "plan"
+        if name in self.of_model:
+            return self.of_model[name]()
         if name.startswith("activations.zarr/"):
             made = zarr_metadata(record)
             if name in made:

@@ -136,7 +136,7 @@ def test_other_settings_into_the_same_run_are_refused_and_named(tmp_path):
         "compute.threads": {"threads": 2},
         "token table": {"label_columns": ["label"]},
         "data": {"data": ids_file(tmp_path / "e.jsonl", seed=9)},
-        "model.code|model.fingerprint": {"model": "toy_models:with_call"},
+        "model.code|weights: ": {"model": "toy_models:with_call"},
         "model.dtype": {"model_dtype": "bfloat16"},
     }
     for name, change in changes.items():

@@ -104,7 +104,7 @@ def test_a_buffer_that_no_checkpoint_holds_is_part_of_the_weights(tmp_path, monk
     data = write_data(tmp_path / "d.jsonl")
     extract("odd_models:base", data, tmp_path / "lake", run="r")
     monkeypatch.setenv("ODD_SCALE", "2")
-    with pytest.raises(SettingsDifferError, match=r"model\.fingerprint"):
+    with pytest.raises(SettingsDifferError, match=r"weights: scale has other values"):
         extract("odd_models:base", data, tmp_path / "lake", run="r")
 
 
@@ -115,7 +115,9 @@ def test_one_last_bit_of_one_weight_is_another_run(tmp_path):
     one = weights["transformer.h.1.mlp.c_fc.weight"].view(-1)
     one[5] = torch.nextafter(one[5], torch.tensor(9.0))
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(SettingsDifferError, match=r"\(model\.fingerprint is another\)"):
+    with pytest.raises(
+        SettingsDifferError, match=r"\(weights: transformer\.h\.1\.mlp\.c_fc\.weight has other values \(1 of"
+    ):
         extract(str(folder), data, tmp_path / "lake", run="r")
 
 
