@@ -3,7 +3,7 @@
 Ray actors run models and write layerwise activations into chunked Zarr arrays, indexed in DuckDB; jobs then
 query slices in SQL, fit probes and replay interventions through the reloaded model.
 
-    from layerlake import Lake, extract, Probe
+    from layerlake import Lake, capture, extract, Probe
 
 The public nouns are imported on first use, so that ``import layerlake`` stays fast and needs no optional extra.
 """
@@ -17,12 +17,13 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .analyze.probe import Probe
+    from .extract.capture import capture
     from .extract.driver import extract
     from .store.lake import Lake
 
-__all__ = ["Lake", "Probe", "__version__", "extract"]
+__all__ = ["Lake", "Probe", "__version__", "capture", "extract"]
 
-_HOMES = {"Lake": ".store.lake", "Probe": ".analyze.probe"}
+_HOMES = {"Lake": ".store.lake", "Probe": ".analyze.probe", "capture": ".extract.capture"}
 
 
 def __getattr__(name: str) -> Any:

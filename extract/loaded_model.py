@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
@@ -78,6 +79,8 @@ class LoadedModel:
     """The path of the headless model inside the whole one; empty where there is no head."""
     architecture: Architecture | None = None
     """What is known of a Hugging Face model; None for a function's."""
+    live: bool = False
+    """Whether the module is somebody's who goes on with it, maybe to train it."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """The trailing shape of each settled point, by name; 0 where an axis is over the tokens of a sequence."""
     dtypes: dict[str, str] = field(default_factory=dict)
@@ -142,7 +145,7 @@ class LoadedModel:
         shape = (batch.input_ids.shape[0], batch.input_ids.shape[1])
         hooks = SiteHooks(self.module, points, edits, shape)
         try:
-            with hooks, torch.inference_mode():
+            with hooks, self.no_gradients():
                 output = self.forward(batch, whole)
         except LayerlakeError:
             raise
@@ -161,6 +164,10 @@ class LoadedModel:
                     "belongs to is not clear."
                 )
         return hooks.values, output
+
+    def no_gradients(self) -> contextlib.AbstractContextManager[Any]:
+        """Give the mode of a forward: what a live module keeps of one, such as a table, must be fit for training."""
+        return torch.no_grad() if self.live else torch.inference_mode()
 
     def _before_head(self, point: SitePoint) -> bool:
         return not self.prefix or point.module == self.prefix or point.module.startswith(f"{self.prefix}.")

@@ -65,7 +65,7 @@ def plain_forward(model: LoadedModel, ids: np.ndarray, modules: Iterable[str], *
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(module.register_forward_hook(after, with_kwargs=True))
     try:
-        with torch.inference_mode():
+        with model.no_gradients():
             if model.architecture is None:  # a function's model is called as the function says
                 output = model.forward(Batch.of([ids], "none", model.device), whole)
             else:

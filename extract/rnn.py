@@ -80,12 +80,19 @@ def take_apart(model: nn.Module) -> nn.Module:
     if _is_plain_stack(model):
         return LayeredRNN(model)
     made: dict[nn.Module, LayeredRNN] = {}  # a module under two names stays one module
-    for path, module in list(model.named_modules(remove_duplicate=False)):
-        if _is_plain_stack(module):
-            parent, _, name = path.rpartition(".")
-            made[module] = made.get(module) or LayeredRNN(module)
-            setattr(model.get_submodule(parent), name, made[module])
+    for parent, name, module in stacks(model):
+        made[module] = made.get(module) or LayeredRNN(module)
+        setattr(parent, name, made[module])
     return model
+
+
+def stacks(model: nn.Module) -> list[tuple[nn.Module, str, nn.RNNBase]]:
+    """Give the stacks inside `model` that `take_apart` replaces: the module that has each, its name there, itself."""
+    return [
+        (model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], module)
+        for path, module in model.named_modules(remove_duplicate=False)
+        if path and _is_plain_stack(module)
+    ]
 
 
 def _is_plain_stack(module: nn.Module) -> TypeGuard[nn.RNNBase]:

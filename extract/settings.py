@@ -62,19 +62,10 @@ def layer_numbers(asked: Sequence[int | str] | int | str | None) -> tuple[int, .
     return tuple(dict.fromkeys(found))
 
 
-def choose_arrays(
-    model: LoadedModel,
-    sites: Sequence[str],
-    layers: Sequence[int] | None,
-    dtype: str | None,
-    codec: str = "none",
-    *,
-    longest: int = 0,
-) -> tuple[ArraySpec, ...]:
-    """Choose the arrays of a run: the asked sites at the asked layers (None: all), in the model's own order.
+def choose_points(model: LoadedModel, sites: Sequence[str], layers: Sequence[int] | None) -> list[SitePoint]:
+    """Choose the points of the asked sites at the asked layers (None: all), settled, in the model's own order.
 
-    `longest` is the longest sequence's length, the width of an attention pattern.
-    `UnknownNameError` lists the sites or layers that the model has. Without `dtype` each keeps its own.
+    `UnknownNameError` lists the sites or layers that the model has.
     """
     points: list[SitePoint] = []
     for name in dict.fromkeys(sites):
@@ -93,6 +84,23 @@ def choose_arrays(
     points = model.settled(list({p.name: p for p in points}.values()))
     order = [p.name for p in model.points]
     points.sort(key=lambda p: order.index(p.name))  # the order in which they were asked for says nothing
+    return points
+
+
+def choose_arrays(
+    model: LoadedModel,
+    sites: Sequence[str],
+    layers: Sequence[int] | None,
+    dtype: str | None,
+    codec: str = "none",
+    *,
+    longest: int = 0,
+) -> tuple[ArraySpec, ...]:
+    """Choose the arrays of a run from what `choose_points` gives; without `dtype` each keeps its own.
+
+    `longest` is the longest sequence's length, the width of an attention pattern.
+    """
+    points = choose_points(model, sites, layers)
     return tuple(
         ArraySpec(
             p.site,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,12 +27,7 @@ class SiteListing:
     @property
     def layers_text(self) -> str:
         """The layers as a person writes them: 0-5, or 1,3,5."""
-        if not self.layers:
-            return ""
-        first, last = self.layers[0], self.layers[-1]
-        if self.layers == tuple(range(first, last + 1)):
-            return f"{first}-{last}" if last > first else str(first)
-        return ",".join(map(str, self.layers))
+        return layers_text(self.layers)
 
     @property
     def shape_text(self) -> str:
@@ -41,6 +37,16 @@ class SiteListing:
     def to_json(self) -> dict[str, Any]:
         """Give the listing as plain data."""
         return asdict(self)
+
+
+def layers_text(layers: Sequence[int]) -> str:
+    """Write layers as a person does: 0-5, or 1,3,5."""
+    if not layers:
+        return ""
+    first, last = layers[0], layers[-1]
+    if list(layers) == list(range(first, last + 1)):
+        return f"{first}-{last}" if last > first else str(first)
+    return ",".join(map(str, layers))
 
 
 def list_sites(model: LoadedModel) -> list[SiteListing]:

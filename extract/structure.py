@@ -36,15 +36,15 @@ def _norm_after(base: Any, last: nn.Module, title: str) -> str | None:
     """Give the path of the first norm that runs after the last block, outside of all blocks."""
     ran: list[str] = []
     inside = set(map(id, last.modules()))
-    handles = [
-        module.register_forward_hook(lambda *_, path=path: ran.append(path))
-        for path, module in base.named_modules()
-        if path and (id(module) not in inside or module is last)
-    ]
+    handles = []
     end = next(path for path, module in base.named_modules() if module is last)
     try:
-        with torch.inference_mode():
-            base(input_ids=torch.zeros((1, 3), dtype=torch.long))
+        for path, module in base.named_modules():
+            if path and (id(module) not in inside or module is last):
+                handles.append(module.register_forward_hook(lambda *_, path=path: ran.append(path)))
+        with torch.no_grad():
+            device = base.get_input_embeddings().weight.device
+            base(input_ids=torch.zeros((1, 3), dtype=torch.long, device=device))
     except Exception as error:
         raise ModelError(
             f"{title} ({type(base).__name__}) is of no registered architecture, and does not run on ids alone "

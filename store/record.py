@@ -6,11 +6,12 @@ import functools
 import hashlib
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import CorruptLakeError, SettingsDifferError
+from ..errors import CorruptLakeError, RequestError, SettingsDifferError, UnknownNameError
 from .dtypes import stored_dtype
 from .durable import canonical_json
 from .layout import check_run_name
@@ -61,6 +62,27 @@ class ArraySpec:
         row_bytes = math.prod(self.shape) * dtype.itemsize
         chunk = 1 << max(0, (_CHUNK_BYTES // row_bytes).bit_length() - 1)
         return ShardLayout(unit_rows, min(unit_rows, chunk), self.shape, dtype)
+
+
+def find_array(arrays: Iterable[ArraySpec], site: str, layer: int | None, where: str) -> ArraySpec:
+    """Find an array by site and layer; errors list the sites or layers there are, `where` says of what.
+
+    A site with a single array needs no layer; a layer counts from 0, never from the end.
+    """
+    arrays = list(arrays)
+    of_site = [a for a in arrays if a.site == site]
+    if not of_site:
+        raise UnknownNameError.of("site", site, dict.fromkeys(a.site for a in arrays), where)
+    if layer is None and len(of_site) == 1:
+        return of_site[0]
+    if layer is None:
+        raise RequestError(f"Give a layer of site {site!r}{where}: {', '.join(str(a.layer) for a in of_site)}.")
+    if of_site[0].layer is None:
+        raise RequestError(f"Site {site!r}{where} belongs to no layer; leave the layer out.")
+    for array in of_site:
+        if array.layer == layer:
+            return array
+    raise UnknownNameError.of("layer", layer, [a.layer for a in of_site], f" of site {site!r}{where}")
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..errors import CorruptLakeError, RequestError, UnknownNameError, WorldError
+from ..errors import CorruptLakeError, UnknownNameError, WorldError
 from .durable import exclusive_lock, file_sha256, read_sealed
 from .layout import check_run_name, is_run_name, runs_folder, unit_name
 from .parquet import read_table
 from .plan import read_unit_tokens, stored_tokens, tokens_file
-from .record import ArraySpec, RunRecord
+from .record import ArraySpec, RunRecord, find_array
 from .shard import ShardLayout
 from .unit_record import check_unit_record
 
@@ -103,20 +103,7 @@ class Run:
 
         A site with a single array needs no layer; a layer counts from 0, never from the end.
         """
-        arrays = [a for a in self.record.arrays if a.site == site]
-        where = f" in run {self.name!r}"
-        if not arrays:
-            raise UnknownNameError.of("site", site, dict.fromkeys(a.site for a in self.record.arrays), where)
-        if layer is None and len(arrays) == 1:
-            return arrays[0]
-        if layer is None:
-            raise RequestError(f"Give a layer of site {site!r}{where}: {', '.join(str(a.layer) for a in arrays)}.")
-        if arrays[0].layer is None:
-            raise RequestError(f"Site {site!r}{where} belongs to no layer; leave the layer out.")
-        for array in arrays:
-            if array.layer == layer:
-                return array
-        raise UnknownNameError.of("layer", layer, [a.layer for a in arrays], f" of site {site!r}{where}")
+        return find_array(self.record.arrays, site, layer, f" in run {self.name!r}")
 
     def layout(self, array: ArraySpec) -> ShardLayout:
         """Give the geometry of an array's shards."""
