@@ -34,7 +34,7 @@ def borrowed(model: torch.nn.Module | TorchModel, tokenizer: Any = None) -> Iter
         if _is_transformers(module) and not isinstance(model, TorchModel):
             _evaluate(module)
             source = ModelSource(getattr(module.config, "_name_or_path", "") or type(module).__name__)
-            loaded = of_transformers(source, module, tokenizer, architecture_of(module, source))
+            loaded = of_transformers(source, module, None, architecture_of(module, source))
         else:
             wrapped = model if isinstance(model, TorchModel) else TorchModel(module)  # which takes stacks apart
             _evaluate(wrapped.module)

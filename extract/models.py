@@ -65,7 +65,7 @@ def refuse_hooks(model: LoadedModel, sites: Sequence[SitePoint] = ()) -> None:
         return
     seen = [*(p for p in model.points if p.site in ("embed", "resid_post")), *sites]
     points = list({p.name: p for p in seen}.values())
-    size = min(12, model.max_length or 12)
+    size = min(5, model.max_length or 5)  # no longer than what settles its sites: not every model runs at any length
     ids = np.random.default_rng(0).integers(0, model.vocab_size or 2, size, dtype=np.int64)
     batch = Batch.of([ids], "none", model.device)
 
