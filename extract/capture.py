@@ -31,7 +31,7 @@ from .live import borrowed
 from .loaded_model import LoadedModel, ModelSource
 from .models import load_model, refuse_hooks
 from .run_units import import_from_here
-from .settings import choose_padding, choose_points
+from .settings import check_special_tokens, choose_padding, choose_points, layer_numbers, site_names
 from .torch_model import TorchModel
 
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -42,9 +42,10 @@ def capture(
     texts: Any,
     *,
     sites: str | Sequence[str] = ("embed", "resid_post"),
-    layers: int | Sequence[int] | None = None,
+    layers: int | str | Sequence[int | str] | None = None,
     dtype: str | torch.dtype | None = None,
     tokenizer: Any = None,
+    special_tokens: str = "auto",
     padding: str | None = None,
     batch_tokens: int = 4096,
     check: bool = True,
@@ -61,14 +62,14 @@ def capture(
     is, in evaluation mode, and left exactly as it was found, also after an error. `texts` are a text, a list of texts,
     a list of lists of ids, or a tensor or array of ids without padding, (time,) or (sequences, time).
 
-    `sites`, `layers`, `padding` and `batch_tokens` are those of `extract`, and so are the values: the same texts, sites
-    and batches with the same number of torch threads give the same bits. They lie in the CPU's memory, in the dtype of
-    the site, or rounded to `dtype`; one that would overflow is refused. With `check` a sequence of the batch with the
-    most padding is run once more alone, and its values are compared. `revision`, `model_dtype`, `trust_remote_code`,
-    `attention` and `device` are for a model that is named.
+    `sites`, `layers`, `special_tokens`, `padding` and `batch_tokens` are those of `extract`, and so are the values: the
+    same texts, sites and batches with the same number of torch threads give the same bits. They lie in the CPU's
+    memory, in the dtype of the site, or rounded to `dtype`; one that would overflow is refused. With `check` a sequence
+    of the batch with the most padding is run once more alone, and its values are compared. `revision`, `model_dtype`,
+    `trust_remote_code`, `attention` and `device` are for a model that is named.
     """
-    sites = (sites,) if isinstance(sites, str) else sites
-    layers = (layers,) if isinstance(layers, int) else layers
+    sites, layers = site_names((sites,) if isinstance(sites, str) else sites), layer_numbers(layers)
+    add_special_tokens = check_special_tokens(special_tokens)
     if batch_tokens < 1:
         raise RequestError(f"A batch needs at least one token, not {batch_tokens}.")
     rounded_to = None if dtype is None else str(dtype).removeprefix("torch.")
@@ -76,13 +77,17 @@ def capture(
         raise UnknownNameError.of("dtype", rounded_to, _DTYPES)
     loading = ModelSource("", revision, model_dtype, trust_remote_code, attention)
     with _opened(model, loading, device, tokenizer) as loaded:
-        given = read_given(texts, loaded)
+        given = read_given(texts, loaded, special_tokens=add_special_tokens)
         side = choose_padding(loaded, padding)
         points = choose_points(loaded, sites, layers)
         refuse_hooks(loaded, points)
         kept = [rounded_to or loaded.dtypes[p.name] for p in points]
-        arrays = [ArraySpec(p.site, p.layer, kind, loaded.shapes[p.name]) for p, kind in zip(points, kept, strict=True)]
         sequences = [g.ids for g in given]
+        longest = max(map(len, sequences))  # the width of an attention pattern
+        arrays = [
+            ArraySpec(p.site, p.layer, kind, tuple(n or longest for n in loaded.shapes[p.name]))
+            for p, kind in zip(points, kept, strict=True)
+        ]
         values = _run(loaded, points, arrays, sequences, batch_tokens, side, check=check)
     first = np.cumsum([0, *map(len, sequences)]).tolist()
     return Cache(loaded.source.title, arrays, values, token_table(given), first, [g.text for g in given])
@@ -134,11 +139,11 @@ def _run(
         found = _forward(model, batch, points, members, sequences)
         if check and members is telling and len(members) > 1:
             _check_alone(model, batch, points, found, members[-1], sequences[members[-1]])
-        for array in arrays:
+        for array, point in zip(arrays, points, strict=True):
             value = _rounded(found.pop(array.name), array).cpu()
             for k, i in enumerate(members):
-                rows = batch.rows(value, k)
-                values[array.name][first[i] : first[i + 1]] = rows
+                rows = batch.rows(value, k, keys=point.keys)
+                values[array.name][first[i] : first[i + 1], ..., : rows.shape[-1]] = rows
                 if wrong := int((~torch.isfinite(rows)).sum()):
                     nonfinite[array.name] = nonfinite.get(array.name, 0) + wrong
     if name := next((a.name for a in arrays if a.name in nonfinite), None):
@@ -153,7 +158,8 @@ def _run(
 def _allocated(array: ArraySpec, rows: int) -> torch.Tensor:
     kind = getattr(torch, array.dtype)
     try:
-        return torch.empty((rows, *array.shape), dtype=kind, device="cpu")
+        # zeros, as a pattern is as wide as the longest sequence, and an extraction widens the others with zeros
+        return torch.zeros((rows, *array.shape), dtype=kind, device="cpu")
     except RuntimeError as error:
         size = rows * int(np.prod(array.shape)) * kind.itemsize
         raise WorldError(
@@ -194,7 +200,7 @@ def _check_alone(
     single = Batch.of([ids], "none", model.device)
     alone, _ = model.run(single, points)
     for point in points:
-        own = batch.rows(found[point.name], len(batch.lengths) - 1)
+        own = batch.rows(found[point.name], len(batch.lengths) - 1, keys=point.keys)
         if not _far(own, alone[point.name][0]):
             continue
         if _far(alone[point.name][0], model.run(single, points)[0][point.name][0]):

@@ -35,7 +35,7 @@ class GivenSequence:
     text: str | None = None
 
 
-def read_given(texts: Any, model: LoadedModel) -> list[GivenSequence]:
+def read_given(texts: Any, model: LoadedModel, *, special_tokens: bool = True) -> list[GivenSequence]:
     """Read a text, texts, or ids without padding; what the model cannot read is refused by its index.
 
     Ids of texts, their special flags and spans are those that an extraction of the same texts stores.
@@ -44,7 +44,7 @@ def read_given(texts: Any, model: LoadedModel) -> list[GivenSequence]:
     if not items:
         raise DataError("There are no texts: give at least one.")
     if all(isinstance(item, str) for item in items):
-        given = _encoded(items, model)
+        given = _encoded(items, model, special_tokens)
     else:
         given = [_of_ids(index, item) for index, item in enumerate(items)]
     for index, one in enumerate(given):
@@ -97,7 +97,7 @@ def _items(texts: Any, device: str) -> list[Any]:
     return list(texts)
 
 
-def _encoded(texts: Sequence[str], model: LoadedModel) -> list[GivenSequence]:
+def _encoded(texts: Sequence[str], model: LoadedModel, special_tokens: bool) -> list[GivenSequence]:
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise DataError(f"{model.source.title} comes without a tokenizer. Say tokenizer=, or give ids.")
@@ -109,7 +109,9 @@ def _encoded(texts: Sequence[str], model: LoadedModel) -> list[GivenSequence]:
                 f"texts[{index}] has {text[error.start]!r} at {error.start}, half of a character. Take it out."
             ) from error
     given, twice = [], []
-    for index, (text, one) in enumerate(zip(texts, encode(tokenizer, texts), strict=True)):
+    for index, (text, one) in enumerate(
+        zip(texts, encode(tokenizer, texts, special_tokens=special_tokens), strict=True)
+    ):
         if not one.real:
             raise DataError(f"texts[{index}] gives no token: {'it is empty' if not text else 'all is dropped'}.")
         if len(one.ids) > 1 and one.ids[0] == one.ids[1] and one.special[0] and not one.special[1]:

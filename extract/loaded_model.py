@@ -121,7 +121,8 @@ class LoadedModel:
             if full in paths:
                 return SitePoint(name, None, full, side="input" if name.endswith(_INPUT) else "output")
         if name == "pattern" and self.architecture is not None and "pattern" in self.architecture.places:
-            raise UnknownNameError("There is no site 'pattern' in this model as it is loaded: use --attention eager.")
+            how = "load it with attn_implementation='eager'" if self.live else "use --attention eager"
+            raise UnknownNameError(f"There is no site 'pattern' in this model as it is loaded: {how}.")
         sites = dict.fromkeys(p.site for p in self.points if "." not in p.site)
         near = difflib.get_close_matches(path, [*sites, *paths], n=3)
         hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -169,6 +169,33 @@ def test_the_same_bits_as_an_extraction_stores(tmp_path, name, dtype):
             assert np.array_equal(cache.array(array.layer, array.site), selection.array(array.layer, array.site))
 
 
+def test_patterns_are_as_wide_as_the_longest_sequence_as_an_extraction_stores_them(tmp_path):
+    name, ids = str(save_model(tmp_path / "m", "gpt2")), make_ids((3, 9, 5))
+    options = {"sites": "pattern", "layers": "0,2", "attention": "eager"}
+    extract(name, write_ids(tmp_path / "d.jsonl", ids), tmp_path / "lake", **options)
+    selection, _ = stored(tmp_path / "lake")
+    cache = capture(name, ids, **options)
+    assert cache.sites == ("pattern-0", "pattern-2")
+    for layer in (0, 2):
+        assert cache[layer, "pattern"].shape == (17, 4, 9)
+        assert torch.equal(cache[layer, "pattern"], selection.tensor(layer, "pattern"))
+    with pytest.raises(UnknownNameError, match="load it with attn_implementation='eager'"):
+        capture(make_model("gpt2"), ids, sites="pattern")
+    live = make_model("gpt2")
+    live.set_attn_implementation("eager")
+    assert torch.equal(capture(live, ids, sites="pattern")[2, "pattern"], cache[2, "pattern"])
+
+
+def test_the_tokenizers_special_tokens_can_be_left_out():
+    model, tokenizer = make_model("gpt2", layers=1, vocab_size=400), byte_level_bpe(bos=True, bos_token="<s>")
+    with_them = capture(model, "hello world", tokenizer=tokenizer).tokens
+    without = capture(model, "hello world", tokenizer=tokenizer, special_tokens="none").tokens
+    assert with_them["token_id"].to_pylist() == [0, *without["token_id"].to_pylist()]
+    assert not any(without["special"].to_pylist())
+    with pytest.raises(RequestError, match="'some' is not a rule for special tokens"):
+        capture(model, "hello", tokenizer=tokenizer, special_tokens="some")
+
+
 def test_texts_have_the_ids_flags_and_spans_that_an_extraction_stores(tmp_path):
     model = make_model("gpt2", vocab_size=400)
     tokenizer = byte_level_bpe()
