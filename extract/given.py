@@ -84,6 +84,10 @@ def _items(texts: Any, device: str) -> list[Any]:
         if texts.device.type != "cpu" and texts.device != torch.device(device):
             raise RequestError(f"The ids are on {texts.device} and the model is on {device}. Put both on one device.")
         texts = texts.cpu().numpy()
+    for listed in ("to_pylist", "tolist"):  # a column of Arrow or pandas, an array of texts
+        numbers = isinstance(texts, np.ndarray) and texts.dtype.kind not in "OUT"
+        if not numbers and hasattr(texts, listed):
+            texts = getattr(texts, listed)()
     if isinstance(texts, np.ndarray):
         if texts.ndim not in (1, 2):
             raise RequestError(f"Ids are (time,) or (sequences, time), not {texts.shape}.")

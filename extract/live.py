@@ -16,6 +16,14 @@ from .models import check_model, of_torch
 from .rnn import stacks
 from .torch_model import TorchModel
 
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+
 
 @contextlib.contextmanager
 def borrowed(model: torch.nn.Module | TorchModel, tokenizer: Any = None) -> Iterator[LoadedModel]:
@@ -29,6 +37,7 @@ def borrowed(model: torch.nn.Module | TorchModel, tokenizer: Any = None) -> Iter
     _refuse_wrapper(module)
     device = device_of(module)
     modes = [(m, m.training) for m in module.modules()]
+    hooks = [(kept, list(kept.items())) for m in module.modules() for kept in (getattr(m, n) for n in _HOOKS)]
     parts = [] if isinstance(model, TorchModel) else stacks(module)
     try:
         if _is_transformers(module) and not isinstance(model, TorchModel):
@@ -48,6 +57,10 @@ def borrowed(model: torch.nn.Module | TorchModel, tokenizer: Any = None) -> Iter
             setattr(parent, name, part)
         for each, training in modes:
             each.training = training
+        for now, before in hooks:
+            if list(now.items()) != before:  # an interrupt can come between setting a hook and noting that
+                now.clear()
+                now.update(before)
 
 
 def device_of(module: torch.nn.Module) -> torch.device:

@@ -99,6 +99,6 @@ def _difference(kept: Mapping[str, Any] | None, found: Mapping[str, Any] | None)
 
 def _place(tensor: torch.Tensor) -> Any:
     """Give what two names of one tensor share; an empty tensor shares nothing."""
-    if not tensor.numel() or tensor.layout is not torch.strided:
+    if not tensor.numel() or tensor.layout is not torch.strided or not tensor.data_ptr():
         return object()
     return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()

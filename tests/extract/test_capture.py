@@ -381,6 +381,24 @@ def test_what_cannot_be_read_is_refused_by_its_index(texts, error, pattern):
     assert state_of(model) == before
 
 
+def test_texts_come_as_columns_too():
+    import pandas as pd
+    import pyarrow as pa
+
+    model, tokenizer, texts = make_model("gpt2", layers=1, vocab_size=400), byte_level_bpe(), ["hello", "the cat"]
+    expected = capture(model, texts, tokenizer=tokenizer)
+    for given in (
+        np.array(texts),
+        np.array(texts, object),
+        pd.Series(texts),
+        pa.table({"t": texts})["t"],
+        tuple(texts),
+    ):
+        found = capture(model, given, tokenizer=tokenizer)
+        assert found.texts == expected.texts
+        assert torch.equal(found["embed"], expected["embed"])
+
+
 def test_what_a_tokenizer_gives_is_refused_with_what_to_give():
     tokenizer = byte_level_bpe(pad_token="</s>", eos_token="</s>")
     encoded = tokenizer(["hello", "hello world"], padding=True, return_tensors="pt")
@@ -443,6 +461,32 @@ class Fails(nn.Module):
         if x.shape[1] > 9:
             raise self.error
         return self.inner(x), None
+
+
+def test_an_interrupt_while_hooks_are_set_leaves_none(monkeypatch):
+    """Wherever it comes in the self-test, whose forwards set hooks of their own."""
+    model = make_model("phi", layers=2)
+    model.register_forward_hook(lambda m, i, o: None)
+    before, set_hook, calls = state_of(model), nn.Module.register_forward_hook, 0
+
+    def interrupted(self: nn.Module, *arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        handle = set_hook(self, *arguments, **options)
+        calls -= 1
+        if calls == 0:
+            raise KeyboardInterrupt
+        return handle
+
+    monkeypatch.setattr(nn.Module, "register_forward_hook", interrupted)
+    came = 0
+    for number in (1, 2, 7, 40, 90, 150, 400):
+        calls = number
+        try:
+            capture(model, [[1, 2, 3]])
+        except KeyboardInterrupt:
+            came += 1
+        assert state_of(model) == before
+    assert came >= 5
 
 
 @pytest.mark.parametrize("error", [toy_models.TwoPartError("it broke", 7), KeyboardInterrupt()])
