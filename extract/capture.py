@@ -64,9 +64,9 @@ def capture(
 
     `sites`, `layers`, `special_tokens`, `padding` and `batch_tokens` are those of `extract`, and so are the values: the
     same texts, sites and batches with the same number of torch threads give the same bits. They lie in the CPU's
-    memory, in the dtype of the site, or rounded to `dtype`; one that would overflow is refused. With `check` a sequence
-    of the batch with the most padding is run once more alone, and its values are compared. `revision`, `model_dtype`,
-    `trust_remote_code`, `attention` and `device` are for a model that is named.
+    memory, without gradients, in the dtype of the site, or rounded to `dtype`; one that would overflow is refused. With
+    `check` a sequence of the batch with the most padding is run once more alone, and its values are compared.
+    `revision`, `model_dtype`, `trust_remote_code`, `attention` and `device` are for a model that is named.
     """
     sites, layers = site_names((sites,) if isinstance(sites, str) else sites), layer_numbers(layers)
     add_special_tokens = check_special_tokens(special_tokens)
@@ -80,9 +80,11 @@ def capture(
         given = read_given(texts, loaded, special_tokens=add_special_tokens)
         side = choose_padding(loaded, padding)
         points = choose_points(loaded, sites, layers)
-        refuse_hooks(loaded, points)
         kept = [rounded_to or loaded.dtypes[p.name] for p in points]
         sequences = [g.ids for g in given]
+        longest_batch = [sequences[i] for i in plan_batches(list(map(len, sequences)), batch_tokens, side)[0]]
+        with contextlib.suppress(ForwardError):  # which is told with its text when that is run
+            refuse_hooks(loaded, points, Batch.of(longest_batch, side, loaded.device))
         longest = max(map(len, sequences))  # the width of an attention pattern
         arrays = [
             ArraySpec(p.site, p.layer, kind, tuple(n or longest for n in loaded.shapes[p.name]))

@@ -48,11 +48,11 @@ def check_model(model: LoadedModel) -> None:
         adopt(model)
 
 
-def refuse_hooks(model: LoadedModel, sites: Sequence[SitePoint] = ()) -> None:
+def refuse_hooks(model: LoadedModel, sites: Sequence[SitePoint] = (), batch: Batch | None = None) -> None:
     """Raise `ModelError`, naming the module, when a model brings hooks of someone else that change what it computes.
 
-    It is run on a few ids with the hooks and without, and seen at every block and at `sites`. Hooks of torch itself,
-    such as weight normalisation's, are part of the model; those that only look are left alone.
+    It is run on `batch`, or a few ids, with the hooks and without, and seen at every block and at `sites`. Hooks of
+    torch itself, such as weight normalisation's, are part of the model; those that only look are left alone.
     """
     foreign = [
         (path, hooks, key)
@@ -65,9 +65,12 @@ def refuse_hooks(model: LoadedModel, sites: Sequence[SitePoint] = ()) -> None:
         return
     seen = [*(p for p in model.points if p.site in ("embed", "resid_post")), *sites]
     points = list({p.name: p for p in seen}.values())
-    size = min(5, model.max_length or 5)  # no longer than what settles its sites: not every model runs at any length
-    ids = np.random.default_rng(0).integers(0, model.vocab_size or 2, size, dtype=np.int64)
-    batch = Batch.of([ids], "none", model.device)
+    if batch is None:
+        size = min(
+            5, model.max_length or 5
+        )  # no longer than what settles its sites: not every model runs at any length
+        ids = np.random.default_rng(0).integers(0, model.vocab_size or 2, size, dtype=np.int64)
+        batch = Batch.of([ids], "none", model.device)
 
     def run_without(left_out: Sequence[tuple[str, dict[int, Any], int]]) -> dict[str, torch.Tensor]:
         kept = [(hooks, list(hooks.items())) for _, hooks, _ in left_out]
@@ -81,11 +84,14 @@ def refuse_hooks(model: LoadedModel, sites: Sequence[SitePoint] = ()) -> None:
                 hooks.update(items)
 
     def differ(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
-        return any(not torch.allclose(some[n], others[n], rtol=0, atol=0, equal_nan=True) for n in some)
+        return any(
+            (a.shape, a.dtype) != (b.shape, b.dtype) or not torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+            for a, b in ((some[n], others[n]) for n in some)
+        )
 
     plain = run_without(foreign)
-    if not differ(run_without([]), plain):
-        return
+    if not differ(run_without([]), plain) or differ(run_without(foreign), plain):
+        return  # a model that draws random numbers is refused for that, elsewhere
     alone = (f for f in foreign if differ(run_without([g for g in foreign if g is not f]), plain))
     path, hooks, key = next(alone, foreign[0])
     raise ModelError(

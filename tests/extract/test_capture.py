@@ -448,6 +448,26 @@ def test_hooks_that_look_are_left_where_they_are_and_one_that_steers_is_refused_
         capture(model, ids, sites=["logits"])
 
 
+def test_a_hook_that_steers_some_positions_only_is_refused_when_the_texts_reach_them():
+    model = make_model("gpt2")
+
+    def steer_late(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return torch.cat([output[:, :10], output[:, 10:] + 1], 1)
+
+    model.transformer.h[0].register_forward_hook(steer_late)
+    assert len(capture(model, make_ids((9, 3)))) == 12
+    with pytest.raises(ModelError, match=r"the one on 'transformer.h.0' \(.*steer_late\) changes"):
+        capture(model, make_ids((3, 9, 12)))
+
+    def cut(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return output[..., :1].double()
+
+    other = make_model("gpt2")
+    other.transformer.h[2].register_forward_hook(cut)
+    with pytest.raises(ModelError):
+        capture(other, make_ids((3,)))
+
+
 class Fails(nn.Module):
     """A block that fails on long sequences, in a layer of its own."""
 
