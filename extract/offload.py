@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +19,7 @@ class Offload:
     At most two batches of values are in memory: the one that is being stored and the one that the model computes. On a
     GPU values are converted there, and copied on a stream of their own into page-locked buffers that are used again, so
     that the copy too runs beside the next forward. An error of the thread is raised by the next `put`, or by `wait`.
+    Leaving the ``with`` block waits for the thread; it can be entered again.
     """
 
     def __init__(self, device: str) -> None:
@@ -33,7 +34,9 @@ class Offload:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(wait=True)  # nothing writes into shards that are abandoned
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            wait([pending])  # nothing writes into shards that are abandoned
 
     def put(self, values: Sequence[torch.Tensor], convert: Convert, store: Store) -> None:
         """Have `store(i, convert(i, values[i]))` called for each value, in order, on the host.

@@ -50,6 +50,7 @@ class ExtractWorker:
         arrays = self.run_.record.arrays
         points = self.model.settled([self.model.place(a.site, a.layer) for a in arrays])
         self.points = list(zip(arrays, points, strict=True))
+        self.offload = Offload(self.model.device)
         self.replay = ReplayCheck(self.run_, self.model, self.points)
 
     def run(self, payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,7 +61,7 @@ class ExtractWorker:
         sequences = UnitSequences(tokens)
         points = [p for _, p in self.points]
         padded = [0] * len(sequences.ids)
-        with UnitWriter(self.run_, unit) as writer, Offload(self.model.device) as offload:
+        with UnitWriter(self.run_, unit) as writer, self.offload as offload:
             for members in plan_batches(sequences.lengths, self.batch_tokens, self.padding):
                 batch = Batch.of([sequences.ids[i] for i in members], self.padding, self.model.device)
                 rows = sequences.batch_rows(batch, members)
