@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
+from .devices import device_of
 from .hugging_face import architecture_of, of_transformers
 from .loaded_model import LoadedModel, ModelSource
 from .models import check_model, of_torch
@@ -61,23 +62,6 @@ def borrowed(model: torch.nn.Module | TorchModel, tokenizer: Any = None) -> Iter
             if list(now.items()) != before:  # an interrupt can come between setting a hook and noting that
                 now.clear()
                 now.update(before)
-
-
-def device_of(module: torch.nn.Module) -> torch.device:
-    """Give the one device of a model's weights; `RequestError` names a weight that lies elsewhere, or nowhere."""
-    places: dict[torch.device, str] = {}
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if tensor.device.type == "meta":
-            raise RequestError(
-                f"{type(module).__name__} has weights without values ({name} is on the meta device). Load them into "
-                "memory first; weights that are off-loaded to disk cannot be used."
-            )
-    for name, parameter in module.named_parameters():
-        places.setdefault(parameter.device, name)
-    if len(places) > 1:
-        shown = " and ".join(f"{device} ({name})" for device, name in places.items())
-        raise RequestError(f"{type(module).__name__} has weights on {shown}. Put the whole model on one device.")
-    return next(iter(places), torch.device("cpu"))
 
 
 def _evaluate(module: torch.nn.Module) -> None:

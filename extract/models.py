@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..errors import LayerlakeError, ModelError, RequestError, WorldError
+from ..errors import LayerlakeError, ModelError, RequestError
 from ..store.printing import count
 from .batch import Batch
+from .devices import check_device, device_of
 from .fingerprint import dtype_of, source_hash, tokenizer_hash
 from .hooks import SitePoint
 from .hugging_face import load_hugging_face
@@ -106,14 +106,6 @@ def _is_of(hook: object, library: str) -> bool:
     return any(str(getattr(x, "__module__", "")).startswith(library) for x in (hook, type(hook)))
 
 
-def check_device(device: str) -> None:
-    """Raise `RequestError` for a device that is neither cpu nor cuda, `WorldError` for one that is not there."""
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise RequestError(f"{device!r} is not a device; use cpu or cuda.")
-    if device != "cpu" and int(device.partition(":")[2] or 0) >= torch.cuda.device_count():
-        raise WorldError(f"This process sees no device {device}: use --device cpu, or a torch built for your GPU.")
-
-
 def _load_function(source: ModelSource) -> LoadedModel:
     module_name, _, function_name = source.name.partition(":")
     try:
@@ -131,6 +123,7 @@ def _load_function(source: ModelSource) -> LoadedModel:
     if not isinstance(made, (torch.nn.Module, TorchModel)):
         raise ModelError(f"{source.name} returned {type(made).__name__}, not a torch module or a TorchModel.")
     wrapped = made if isinstance(made, TorchModel) else TorchModel(made)
+    device_of(wrapped.module)  # a weight without a value, or on another device than the rest, is named
     wrapped.module.eval()
     if source.dtype != "auto":
         wrapped.module.to(getattr(torch, source.dtype))

@@ -7,8 +7,9 @@ from typing import Any
 
 from ..errors import LayerlakeError, ModelError, WorldError
 from ..store.run import Run
+from .devices import check_device
 from .loaded_model import ModelSource
-from .models import check_device, load_model
+from .models import load_model
 from .settings import other_compute, other_model
 from .weights import Digests, other_weights
 

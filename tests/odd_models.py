@@ -223,3 +223,9 @@ def wide() -> TorchModel:
 
 def names_a_module_wrongly() -> TorchModel:
     return TorchModel(Base(), embed="embed", blocks=("model.a", "b"))
+
+
+def without_values() -> nn.Module:
+    """A model that was never loaded: its weights are on the meta device."""
+    with torch.device("meta"):
+        return nn.Sequential(nn.Embedding(50, 4), nn.GRU(4, 4, batch_first=True))
