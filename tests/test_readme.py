@@ -15,6 +15,7 @@ from processes import environment
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+PAGES = ("docs/extraction.md", "docs/guarantees.md")
 pytestmark = pytest.mark.skipif(not README.is_file(), reason="the tests stand alone, without the README beside them")
 
 _NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
@@ -41,7 +42,7 @@ def options_of(command: str) -> set[str]:
 
 
 def test_commands_and_options_of_the_readme_are_the_programs():
-    text = README.read_text()
+    text = "\n".join(p.read_text() for p in (README, *(ROOT / page for page in PAGES)))
     known = set(typer.main.get_command(app).commands)  # pyright: ignore[reportAttributeAccessIssue]
     shown = re.findall(r"layerlake ([a-z]+) ([^`\n|]*)", "\n".join(c for c, _ in session()) + "\n" + text)
     named = {command for command, _ in shown if command in known}
@@ -60,6 +61,47 @@ def test_the_demo_script_runs_the_commands_of_the_readme():
     plain = [[w.strip('"').replace("$LAKE", "demo-lake") for w in words] for words in demo]
     for words in plain:
         assert words in [[w.strip('"') for w in r] for r in readme], words
+
+
+def test_the_adapter_shown_names_what_an_adapter_takes():
+    """The example runs as it stands, on a module that has what it names."""
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.ModuleDict({"key": nn.Linear(4, 4)})
+            self.mlp = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.mlp(self.attention["key"](x))
+
+    class MyModule(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(9, 4)
+            self.blocks = nn.ModuleList([Block(), Block()])
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.tokens(ids)
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    for page in ("README.md", *PAGES):
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+            if "def my_model" in block:
+                names = {"MyModule": MyModule}
+                exec(block, names)  # the example of the page
+                points = [p.name for p in names["my_model"]().points()]
+                assert {"embed", "mlp_out-0", "keys-1", "resid_post-1"} <= set(points)
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in ("README.md", *PAGES):
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / page).read_text()):
+            assert (ROOT / page).parent.joinpath(target).is_file(), (page, target)
 
 
 def test_the_picture_is_there():
