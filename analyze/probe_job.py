@@ -22,6 +22,7 @@ from ..store.catalog import publish_catalog, refresh_catalog
 from ..store.durable import canonical_json, publish, sweep, write_temporary
 from ..store.lake import Lake
 from ..store.parquet import table_bytes
+from ..store.row_kinds import TOKENS
 from ..store.run import ArraySpec, Run
 from ..store.tokens import table_hash
 from .labels import Labels
@@ -118,14 +119,20 @@ def _versions() -> dict[str, str]:
 
 
 def _choose(run: Run, sites: Sequence[str] | None, layers: Sequence[int] | None) -> list[ArraySpec]:
-    known = run.record.arrays
+    kinds = run.record.row_kinds.kinds
+    if TOKENS not in kinds:
+        raise RequestError(
+            f"Run {run.name!r} stores no tokens, which probes are fitted on here, but rows of {' and '.join(kinds)}. "
+            "Fit a layerlake.Probe on sel.array(...) of a selection of them."
+        )
+    known = [a for a in run.record.arrays if a.rows == TOKENS]
     chosen: list[ArraySpec] = []
     # A layer that is asked for without a site means the sites that have layers.
     default = (a.site for a in known if layers is None or a.layer is not None)
     for site in dict.fromkeys(sites or default):
         of_site = [a for a in known if a.site == site]
         if not of_site or (layers is not None and of_site[0].layer is not None):
-            chosen += [run.array(site, layer) for layer in dict.fromkeys(layers or [None])]
+            chosen += [run.array(site, layer, TOKENS) for layer in dict.fromkeys(layers or [None])]
         else:
             chosen += of_site
     flat = [a for a in chosen if len(a.shape) != 1]

@@ -12,6 +12,7 @@ from ..errors import CorruptLakeError
 from ..store.durable import file_sha256, new_folder, read_sealed, sealed_json
 from ..store.lake import Lake
 from ..store.parquet import read_table
+from ..store.row_kinds import TOKENS
 from ..store.run import ArraySpec
 from ..store.selection import Selection
 from .probe import Probe
@@ -36,7 +37,7 @@ class ProbeWorker:
         site, layer, artifact = payload["site"], payload["layer"], payload["artifact"]
         settings = self.settings
         probe = Probe(**settings["probe"])
-        probe.fit(self.selection.array(layer, site), self.labels, self.groups)
+        probe.fit(self.selection.array(layer, site, rows=TOKENS), self.labels, self.groups)
         content = {
             "kind": "probe",
             "site": site,

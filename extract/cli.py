@@ -71,6 +71,14 @@ def extract(
             "(the last), 'depth IS NOT NULL', 'sample(0.01, 7)' (one in a hundred, seed 7).",
         ),
     ] = None,
+    rows: Annotated[
+        str,
+        typer.Option(
+            metavar="KINDS",
+            help="tokens, sequences (means over each), spans:LABEL (means over neighbouring tokens with one value of a "
+            "label); several as tokens,sequences.",
+        ),
+    ] = "tokens",
     special_tokens: Annotated[
         str, typer.Option(help="auto (those the tokenizer adds to a text, in every window) or none.")
     ] = "auto",
@@ -141,7 +149,7 @@ def extract(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Run a model over data and store the activations of every token, or of those that --keep names.
+    """Run a model over data and store the activations of every token, of those that --keep names, or means of them.
 
     The same command again does only what is missing. Other settings into a run of the same name are refused.
     """
@@ -172,6 +180,8 @@ def extract(
         before = report.units - report.units_done
         kept = f", {before} were there" if before else ""
         print(f"Run {report.run} is complete: {size}, {arrays}; {count(report.units_done, 'unit')} written{kept}.")
+    if report.pooled:
+        print(f"Means: {', '.join(f'{n:,} of {kind}' for kind, n in report.pooled.items())}.")
     if report.left_out:
         print(f"Not run, as nothing of them is kept: {count(report.left_out, 'sequence')}.")
 

@@ -19,6 +19,7 @@ from .prepare import Prepared, prepare, torch_threads
 from .replay_check import BUDGET
 from .request import ExtractRequest
 from .space import array_bytes, check_space, free_bytes
+from .settings import array_points
 from .worker import to_stored
 
 _SECONDS = 10.0
@@ -94,7 +95,7 @@ def plan(
     record = ready.record
     check_space(ready.root, record, (), ignore=ignore_free_space)
     arrays = [
-        ArrayCost(a.name, a.dtype, a.shape, record.units * record.unit_rows, array_bytes(record, a))
+        ArrayCost(a.name, a.dtype, a.shape, record.units * record.unit_size(a.rows), array_bytes(record, a))
         for a in record.arrays
     ]
     size, free = sum(a.bytes for a in arrays), free_bytes(ready.root)
@@ -151,14 +152,14 @@ def _batches(ready: Prepared) -> Iterator[Batch]:
 def _time(ready: Prepared, batches: list[Batch]) -> tuple[float, int | None]:
     """Run batches spread over the first units; returns tokens a second, and the peak anonymous memory in bytes."""
     chosen = batches[:: max(1, len(batches) // 64)]
-    points = list(zip(ready.record.arrays, ready.points, strict=True))
+    points = array_points(ready.loaded, ready.record.arrays)
     spent, tokens, peak = 0.0, 0, _anonymous()
     for turn, batch in enumerate([chosen[0], *chosen]):
         start = time.perf_counter()
-        values, _ = ready.loaded.run(batch, [p for _, p in points])
+        values, _ = ready.loaded.run(batch, ready.points)
         peak = max(peak, _anonymous())
         for array, point in points:
-            to_stored(values.pop(point.name), array, point)
+            to_stored(values[point.name], array, point)
         if batch.input_ids.device.type == "cuda":
             torch.cuda.synchronize()
         if turn:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..store.catalog import publish_catalog
 from ..store.create import create_run
+from ..store.row_kinds import TOKENS
 from ..store.run import find_run
 from .batch_check import check_batches
 from .prepare import prepare, torch_threads
@@ -37,6 +38,8 @@ class ExtractReport:
     """What the model reads; more than `tokens`, which are stored, with `keep` or `overlap`."""
     left_out: int
     """Sequences that are not run, as nothing of them is stored."""
+    pooled: dict[str, int] = field(default_factory=dict)
+    """Rows that are means, by kind."""
     retried: dict[str, int] = field(default_factory=dict)
     lost_workers: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -59,6 +62,7 @@ def extract(
     window: int | None = None,
     overlap: int = 0,
     keep: str | None = None,
+    rows: str | Sequence[str] = TOKENS,
     text_column: str = "text",
     messages_column: str | None = None,
     generation_prompt: bool = False,
@@ -100,7 +104,9 @@ def extract(
     tensorstore reads. `window` splits documents at lines into sequences of at most so many tokens, each beginning with
     `overlap` tokens of the text before it that are read and not stored. `keep` is a condition in SQL over the columns
     of `tokens` and `sequences`, such as ``pos = length - 1``: only tokens that meet it are stored, and sequences
-    without one are not run (see `extract.keep`). `labels` name labelers, as ``code-depth`` or
+    without one are not run (see `extract.keep`). `rows` are the kinds of rows, as ``tokens,sequences,spans:LABEL``:
+    tokens, and means over those of them that are not special, of a sequence or of a run of tokens with the same value
+    of a label. `labels` name labelers, as ``code-depth`` or
     ``column=package.module:function``. `attention` is the implementation that transformers shall take (sdpa, eager,
     ...). `padding` is ``right``, ``left`` or ``none`` (default: the first that the model is known to be unmoved by).
     `threads` are compute threads a worker. An extraction that
@@ -120,6 +126,7 @@ def extract(
             window=window,
             overlap=overlap,
             keep=keep,
+            rows=rows,
             text_column=text_column,
             messages_column=messages_column,
             generation_prompt=generation_prompt,
@@ -159,7 +166,7 @@ def extract(
         stack.enter_context(ready.engine)
         if target is None:
             ready.engine.open()  # nothing is written when the engine cannot start
-            target = create_run(root, record, plan.sequences, plan.units, weights)
+            target = create_run(root, record, plan.sequences, plan.units, weights, plan.spans)
             target.record.check_same(record, other_weights(target, weights))  # of another process, meanwhile
         stack.enter_context(target.driver_lock())
         committed = target.committed()
@@ -175,6 +182,7 @@ def extract(
         documents=ready.documents,
         tokens_read=plan.read,
         left_out=plan.left_out,
+        pooled=plan.pooled,
         arrays=[a.name for a in record.arrays],
         seconds=round(time.perf_counter() - started, 2),
         units_done=outcome.done,

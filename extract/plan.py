@@ -1,26 +1,20 @@
-"""Packing sequences into units: which token stands in which row, decided before the first forward."""
+"""The plan of an extraction: which token stands in which row, decided before the first forward."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import numpy as np
 import pyarrow as pa
 
 from ..errors import DataError, RequestError
+from ..store.row_kinds import SEQUENCES, SPANS, TOKENS, RowKinds
 from ..store.tokens import ROW_FIELDS, table_hash
 from .data import Document
 from .keep import Keep
-from .plan_tables import PlanTables
+from .packing import MOST_READ, choose_pooled_rows, choose_unit_rows, pack_kinds
+from .plan_tables import PlanTables, span_table
 from .windows import Sequence
-
-SMALLEST_UNIT_FACTOR = 8
-LARGEST_UNIT = 1 << 20
-_LARGEST_DEFAULT_UNIT = 16_384
-_SMALLEST_DEFAULT_UNIT = 256
-_DEFAULT_UNITS = 16
-_MOST_READ = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -38,61 +32,16 @@ class ExtractionPlan:
     """Sequences that are not run, as nothing of them is stored."""
     plan_hash: str
     tokens_hash: str
+    rows: dict[str, int] = field(default_factory=dict)
+    """Rows of a unit by pooled kind."""
+    pooled: dict[str, int] = field(default_factory=dict)
+    """All rows by pooled kind."""
+    spans: pa.Table | None = None
 
     @property
     def waste(self) -> float:
-        """The share of planned rows that stay unused."""
+        """The share of planned rows of tokens that stay unused."""
         return 1 - self.tokens / (len(self.units) * self.unit_rows)
-
-
-def choose_unit_rows(rows: SequenceOf[int], asked: int | None = None, lengths: SequenceOf[int] | None = None) -> int:
-    """Choose the rows of a unit: a power of two, at least 8 times those of the sequence with the most.
-
-    Less than that wastes more than a tenth of the rows. By default large enough that small data make about 16 units,
-    and at most 16,384 rows, above which scattered reads become slower. Where fewer tokens are stored than read,
-    `lengths` being the tokens that are read of each sequence, the default is halved until no unit reads more than
-    262,144 tokens, as a unit is made and retried whole.
-    """
-    smallest = _power_of_two(SMALLEST_UNIT_FACTOR * max(rows))
-    largest = max(LARGEST_UNIT, smallest)
-    if asked is None:
-        share = _power_of_two(max(1, sum(rows) // _DEFAULT_UNITS))
-        size = max(smallest, min(_LARGEST_DEFAULT_UNIT, max(_SMALLEST_DEFAULT_UNIT, share)))
-        while size > smallest and lengths is not None and _most_read(rows, lengths, size) > _MOST_READ:
-            size //= 2
-        return size
-    if asked < 1 or asked & (asked - 1):
-        raise RequestError(f"A unit has a power of two of rows, not {asked}.")
-    if asked > largest:
-        raise RequestError(
-            f"A unit of {asked} rows is too large to be written and retried whole; use at most {largest}."
-        )
-    if asked < smallest:
-        raise RequestError(
-            f"A unit of {asked} rows is less than {SMALLEST_UNIT_FACTOR} times the longest sequence "
-            f"({max(rows)} tokens); use at least {smallest}."
-        )
-    return asked
-
-
-def _most_read(rows: SequenceOf[int], lengths: SequenceOf[int], unit_rows: int) -> int:
-    units = [unit for unit, _ in pack(rows, unit_rows)]
-    return int(np.bincount(units, weights=np.asarray(lengths)).max())
-
-
-def pack(lengths: SequenceOf[int], unit_rows: int) -> list[tuple[int, int]]:
-    """Place sequences of `lengths` rows in order, each into the current unit until it would overflow, then a fresh one.
-
-    Returns the unit and the first row (counted over the whole array) of each sequence.
-    """
-    places: list[tuple[int, int]] = []
-    unit, used = 0, 0
-    for length in lengths:
-        if used + length > unit_rows:
-            unit, used = unit + 1, 0
-        places.append((unit, unit * unit_rows + used))
-        used += length
-    return places
 
 
 def make_plan(
@@ -100,13 +49,15 @@ def make_plan(
     sequences: SequenceOf[Sequence],
     unit_rows: int | None = None,
     keep: Keep | None = None,
+    kinds: RowKinds | None = None,
 ) -> ExtractionPlan:
     """Pack sequences into units and build their tables.
 
     With `keep`, only tokens that it names are stored. A sequence without a stored token is left out; the others keep
     the number that they have without `keep`. Label columns get one type over the whole run. A label named like a
-    column of the token table is refused.
+    column of the token table is refused. `kinds` are the kinds of rows that are stored (default: tokens).
     """
+    kinds = kinds or RowKinds()
     if not sequences:
         raise DataError("The data hold no tokens: there is nothing to extract.")
     builder = PlanTables(documents, sequences)
@@ -120,11 +71,24 @@ def make_plan(
             f"{f': no token meets {keep.text!r}' if keep else ''}. Ask for others."
         )
     rows, lengths = [rows[i] for i in chosen], [len(sequences[i].input_ids) for i in chosen]
-    size = choose_unit_rows(rows, unit_rows, lengths)
-    places = pack(rows, size)
-    table = builder.sequence_table(chosen, places, rows)
-    members: list[list[int]] = [[] for _ in range(places[-1][0] + 1)]
-    for i, (unit, _) in zip(chosen, places, strict=True):
+    needs = {TOKENS: rows}
+    spans = None
+    if SEQUENCES in kinds.kinds:
+        needs[SEQUENCES] = [int((sequences[i].stored & ~sequences[i].special).any()) for i in chosen]
+    if kinds.label is not None:
+        needs[SPANS], spans = builder.spans(chosen, kinds.label)
+    for kind in kinds.pooled:
+        if not any(needs[kind]):
+            why = f"no token that is stored has a value of {kinds.label!r}" if kind == SPANS else "all are special"
+            raise RequestError(f"There would be no row of {kind}: {why}. Ask for other rows.")
+    more = {} if TOKENS in kinds.kinds else {"largest": MOST_READ}  # the shards are small, so units can be large
+    size = choose_unit_rows(rows, unit_rows, lengths, **more)
+    pooled = choose_pooled_rows(needs, size, kinds) if kinds.pooled else {}
+    places, first = pack_kinds(needs, {TOKENS: size, **pooled})
+    of_sequences = [f if n else None for f, n in zip(first.get(SEQUENCES, ()), needs.get(SEQUENCES, ()), strict=True)]
+    table = builder.sequence_table(chosen, places, first[TOKENS], rows, of_sequences or [None] * len(chosen))
+    members: list[list[int]] = [[] for _ in range(places[-1] + 1)]
+    for i, unit in zip(chosen, places, strict=True):
         members[unit].append(i)
     units = [builder.token_table(m, first_row=u * size) for u, m in enumerate(members)]
     return ExtractionPlan(
@@ -136,8 +100,7 @@ def make_plan(
         left_out=len(sequences) - len(chosen),
         plan_hash=table_hash(units, ROW_FIELDS),
         tokens_hash=table_hash([*units]),
+        rows=pooled,
+        pooled={kind: sum(needs[kind]) for kind in kinds.pooled},
+        spans=None if spans is None else span_table(spans, needs[SPANS], places, first[SPANS]),
     )
-
-
-def _power_of_two(value: int) -> int:
-    return 1 << max(0, value - 1).bit_length()

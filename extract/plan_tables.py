@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..errors import RequestError
-from ..store.tokens import RESERVED_LABELS, SEQUENCE_FIELDS, TOKEN_FIELDS, label_type
+from ..errors import RequestError, UnknownNameError
+from ..store.tokens import RESERVED_LABELS, SEQUENCE_FIELDS, SPAN_FIELDS, TOKEN_FIELDS, label_type
 from .data import Document, default_split
 from .keep import Keep
+from .pools import label_spans, pooled_tokens
 from .windows import Sequence
 
 _SEQUENCES_A_TABLE = 512
@@ -58,16 +59,62 @@ class PlanTables:
         return self.sequences
 
     def sequence_table(
-        self, members: SequenceOf[int], places: SequenceOf[tuple[int, int]], rows: SequenceOf[int]
+        self,
+        members: SequenceOf[int],
+        units: SequenceOf[int],
+        first: SequenceOf[int],
+        rows: SequenceOf[int],
+        means: SequenceOf[int | None],
     ) -> pa.Table:
-        """Build the table of the sequences `members`, with their (unit, first row) and how many rows they have."""
+        """Build the table of the sequences `members`: their units, first rows, numbers of rows, and means' rows."""
         found = [
-            self.facts[i] | {"unit": unit, "first_row": first, "rows": n}
-            for i, (unit, first), n in zip(members, places, rows, strict=True)
+            self.facts[i] | {"unit": unit, "first_row": at, "rows": n, "row": mean}
+            for i, unit, at, n, mean in zip(members, units, first, rows, means, strict=True)
         ]
         return pa.Table.from_pylist(
             found, pa.schema([*(pa.field(n, t) for n, t in SEQUENCE_FIELDS), *_fields(self.own)])
         )
+
+    def spans(self, members: SequenceOf[int], label: str) -> tuple[list[int], pa.Table]:
+        """Find the spans of the sequences `members` that have a row; returns how many each has, and their table.
+
+        The table has no units and rows yet. `UnknownNameError` where no token has such a label, `RequestError` where
+        each document has one label, or the table of spans has a column of that name.
+        """
+        if label not in self.types:
+            if label in self.own:
+                raise RequestError(
+                    f"Label {label!r} is one a document and has no spans. --rows sequences gives one mean a sequence."
+                )
+            raise UnknownNameError.of("label", label, self.types, ", one a token")
+        if label.lower() in {"run", *(n for n, _ in SPAN_FIELDS)}:
+            raise RequestError(f"The table spans has a column {label!r} of its own. Rename the label.")
+        counts: list[int] = []
+        tables = []
+        for first in range(0, len(members), _SEQUENCES_A_TABLE):
+            part = members[first : first + _SEQUENCES_A_TABLE]
+            tokens = self.token_table(part, first_row=0)
+            runs, labelled = label_spans(tokens, label)
+            borders = np.flatnonzero(np.diff(runs, prepend=-1))
+            sizes = np.diff(borders, append=len(runs))
+            pooled = np.bincount(runs, weights=pooled_tokens(tokens) & labelled).astype(np.int64)
+            there = np.flatnonzero(pooled)
+            at = borders[there]
+            seqs = tokens["seq"].to_numpy()[at]
+            numbers = np.array([self.facts[i]["seq"] for i in part])
+            begins, ends = np.searchsorted(seqs, numbers), np.searchsorted(seqs, numbers, side="right")
+            counts += (ends - begins).tolist()
+            start = tokens["pos"].to_numpy()[at]
+            found = tokens.select(["seq", "split", label]).take(pa.array(at))
+            for name, values in (
+                ("span", np.arange(len(at)) - np.searchsorted(seqs, seqs)),
+                ("pos_start", start),
+                ("pos_end", start + sizes[there]),
+                ("tokens", pooled[there]),
+            ):
+                found = found.append_column(name, pa.array(values, pa.int32()))
+            tables.append(found)
+        return counts, pa.concat_tables(tables)
 
     def token_table(self, members: SequenceOf[int], first_row: int) -> pa.Table:
         """Build the table of all tokens of the sequences `members`; those that are stored have rows, in order."""
@@ -104,6 +151,15 @@ class PlanTables:
         return pa.array([self.facts[i][name] for i in members], kind).take(
             pa.array(np.repeat(np.arange(len(members)), lengths))
         )
+
+
+def span_table(spans: pa.Table, counts: SequenceOf[int], units: SequenceOf[int], first: SequenceOf[int]) -> pa.Table:
+    """Give the table of spans its units and rows: how many spans each sequence has, its unit, its first row of them."""
+    rows = np.repeat(np.asarray(first), counts) + spans["span"].to_numpy()
+    spans = spans.append_column("row", pa.array(rows, pa.int64()))
+    spans = spans.append_column("unit", pa.array(np.repeat(np.asarray(units), counts), pa.int64()))
+    names = [name for name, _ in SPAN_FIELDS]
+    return spans.select([*names, *(n for n in spans.column_names if n not in names)])
 
 
 def _label_names(labels: Any) -> list[str]:

@@ -15,6 +15,7 @@ from .. import __version__
 from ..store.archive import check_codec
 from ..store.dtypes import stored_dtype
 from ..store.layout import check_lake, check_run_name, lake_path
+from ..store.row_kinds import TOKENS, RowKinds
 from ..store.run import RunRecord
 from .chat import ROLE, render_chats
 from .data import data_digest, read_documents
@@ -28,6 +29,7 @@ from .plan import ExtractionPlan, make_plan
 from .request import ExtractRequest
 from .run_units import import_from_here
 from .settings import (
+    array_points,
     check_special_tokens,
     choose_arrays,
     choose_padding,
@@ -59,8 +61,8 @@ class Prepared:
 
     @property
     def points(self) -> list[SitePoint]:
-        """The points of the run's arrays, settled."""
-        return self.loaded.settled([self.loaded.place(a.site, a.layer) for a in self.record.arrays])
+        """The points of the run's arrays, settled, each once."""
+        return list({p.name: p for _, p in array_points(self.loaded, self.record.arrays)}.values())
 
 
 def prepare(asked: ExtractRequest) -> Prepared:
@@ -74,6 +76,7 @@ def prepare(asked: ExtractRequest) -> Prepared:
         check_lake(root)
     if asked.run is not None:
         check_run_name(asked.run)
+    kinds = RowKinds.parse(asked.rows)
     if asked.dtype is not None:
         stored_dtype(asked.dtype)
     check_codec(asked.codec)
@@ -116,10 +119,16 @@ def prepare(asked: ExtractRequest) -> Prepared:
     )
     warnings += more
     arrays = choose_arrays(
-        loaded, sites, layers, asked.dtype, asked.codec, longest=max((len(s.input_ids) for s in sequences), default=0)
+        loaded,
+        sites,
+        layers,
+        asked.dtype,
+        asked.codec,
+        longest=max((len(s.input_ids) for s in sequences), default=0),
+        kinds=kinds,
     )
-    plan = make_plan(documents, sequences, asked.unit_rows, rule)
-    if len(plan.units) > 1 and plan.waste > _WASTE_WARNING:
+    plan = make_plan(documents, sequences, asked.unit_rows, rule, kinds)
+    if TOKENS in kinds.kinds and len(plan.units) > 1 and plan.waste > _WASTE_WARNING:
         warnings.append(
             f"{plan.waste:.0%} of the planned rows stay unused: units of {plan.unit_rows} rows do not suit these data. "
             "Another --unit-rows, or shorter windows, waste less."
@@ -135,6 +144,7 @@ def prepare(asked: ExtractRequest) -> Prepared:
             **({"chat": chat} if chat else {}),
             **({"overlap": asked.overlap} if asked.overlap else {}),
             **({"keep": rule.text} if rule else {}),
+            **({"rows": str(kinds)} if kinds != RowKinds() else {}),
             "padding": side,
             "batch_tokens": asked.batch_tokens,
             "compute": compute_settings(asked.threads, asked.device, loaded.identity["kind"], asked.codec),
@@ -154,6 +164,7 @@ def prepare(asked: ExtractRequest) -> Prepared:
         },
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         created_by=__version__,
+        rows=plan.rows,
     )
     return Prepared(root, chosen, source, loaded, plan, record, len(documents), warnings)
 

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from ..errors import ReplayError
+from ..store.row_kinds import SPANS, TOKENS
 from ..store.run import ArraySpec, Run
 from .batch import Batch
 from .batch_check import TOLERANCES, row_distance
 from .hooks import SitePoint
 from .loaded_model import LoadedModel
+from .pools import rounded_once
 from .reference import PlainForward, plain_forward
 from .tail import apply_tail
 from .unit_sequences import UnitSequences
@@ -68,6 +70,7 @@ class ReplayCheck:
         self.run = run
         self.model = model
         self.points = list(points)
+        self._of_tokens = [(a, p) for a, p in self.points if a.rows == TOKENS]
         self.tokens_run = 0
         self.tokens_replayed = 0
         architecture = model.architecture
@@ -89,7 +92,7 @@ class ReplayCheck:
         `padded` is how many pads stood beside each. Of a sequence that is stored in part, the stored tokens are proved.
         Raises `ReplayError`, naming unit, site, sequence and token.
         """
-        chosen = self._choose(unit, sequences.lengths, padded)
+        chosen = self._choose(unit, sequences, padded)
         tokens = sum(sequences.lengths)
         if not chosen:
             self.tokens_run += tokens
@@ -109,13 +112,15 @@ class ReplayCheck:
             "patch": worst([f.patch for f in found]),
         }
 
-    def _choose(self, unit: int, lengths: Sequence[int], padded: Sequence[int]) -> list[int]:
+    def _choose(self, unit: int, sequences: UnitSequences, padded: Sequence[int]) -> list[int]:
+        lengths = sequences.lengths
         is_first = self.tokens_run == 0
         room = self.budget * (self.tokens_run + sum(lengths)) - self.tokens_replayed
         digest = hashlib.sha256(f"{self.run.record.identity} {unit}".encode()).digest()
         order = np.random.default_rng(int.from_bytes(digest[:8], "little")).permutation(len(lengths)).tolist()
+        order = [i for i in order if sequences.has_rows(i)]  # the others prove nothing
         chosen: list[int] = []
-        if is_first:
+        if is_first and order:
             # A fault of padding shows beside padding, one of places not in a sequence of one token.
             fitting = [i for i in order if lengths[i] > 1 and 3 * lengths[i] <= max(room, _FIRST_TOKENS)]
             fitting = fitting or [min(order, key=lambda i: (lengths[i] == 1, lengths[i]))]
@@ -129,7 +134,7 @@ class ReplayCheck:
 
     def _replay(self, where: str, index: int, sequences: UnitSequences, stored: Stored) -> ReplayedSequence:
         ids, at, first = sequences.ids[index], sequences.kept[index], sequences.first[index]
-        kept = {a.name: from_bits(stored(a.name, first, len(at)), a.dtype) for a, _ in self.points}
+        kept = {a.name: from_bits(stored(a.name, first, len(at)), a.dtype) for a, _ in self._of_tokens}
         last = self._last_block()
         plain = plain_forward(
             self.model,
@@ -139,11 +144,11 @@ class ReplayCheck:
         )
         tokens = len(ids)
         whole = {array.name: self._expected(plain, array, point) for array, point in self.points}
-        expected = {name: value[at].cpu() for name, value in whole.items()}
-        values = self._values(where, at, kept, expected)
+        expected = {array.name: whole[array.name][at].cpu() for array, _ in self._of_tokens}
+        values = max(self._values(where, at, kept, expected), self._means(where, index, sequences, whole, stored))
         head = self._head(where, at, kept, plain, last)
         patch = None
-        editable = [(a, p) for a, p in self.points if p.editable]
+        editable = [(a, p) for a, p in self._of_tokens if p.editable]
         if editable:
             array, point = editable[index % len(editable)]
             rounded = expected[array.name].to(kept[array.name].dtype)
@@ -176,7 +181,7 @@ class ReplayCheck:
 
     def _values(self, where: str, at: np.ndarray, kept: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
         worst = 0.0
-        for array, point in self.points:
+        for array, point in self._of_tokens:
             own, reference = kept[array.name], expected[array.name]
             limit = tolerance(reference.dtype, array.dtype)
             rounded = reference.to(own.dtype)
@@ -193,13 +198,56 @@ class ReplayCheck:
             worst = max(worst, distance)
         return worst
 
+    def _means(
+        self, where: str, index: int, sequences: UnitSequences, whole: dict[str, Tensor], stored: Stored
+    ) -> float:
+        """Hold the pooled rows of a sequence to the means of the plain values; gives the largest distance.
+
+        A mean of values that cancel is small, and what another batch does to them is not: the distance is a share of
+        the mean norm of the values that it is of.
+        """
+        kept: dict[str, Tensor] = {}
+        expected: dict[str, Tensor] = {}
+        scales: dict[str, Tensor] = {}
+        for array, _ in self.points:
+            pool = sequences.pools.get(array.rows)
+            groups = pool.groups(index) if pool else []
+            if pool is None or not groups:
+                continue
+            parts = [whole[array.name][torch.from_numpy(g)].cpu().double() for g in groups]
+            kept[array.name] = from_bits(stored(array.name, pool.first[index], len(groups)), array.dtype)
+            means = torch.stack([part.mean(0) for part in parts]).numpy()
+            expected[array.name] = rounded_once(means, array.dtype).to(kept[array.name].dtype)
+            scales[array.name] = torch.stack([part.reshape(len(part), -1).norm(dim=1).mean() for part in parts])
+        worst = 0.0
+        for array, point in self.points:
+            if array.name not in kept:
+                continue
+            own, reference = kept[array.name], expected[array.name]
+            distances = _distances(own, reference, scales[array.name])
+            row = int(distances.argmax())
+            far = float(distances[row])
+            limit = tolerance(whole[array.name].dtype, array.dtype)
+            nearer = self._nearer(array, far, kept, expected)
+            if far > limit or nearer:
+                what = f"its mean over span {row}" if array.rows == SPANS else "its mean"
+                raise ReplayError(
+                    f"Replay of {where}: {what} that was to be stored at site {point.name} is not that of what the "
+                    f"model gives this sequence alone. It is {far:.3g} of the tokens' norm away, and {limit:.2g} is "
+                    f"what another batch explains{f'; it is nearer to {nearer}' if nearer else ''}. The unit is not "
+                    "committed. `layerlake doctor` tells what of the model does not hold."
+                )
+            worst = max(worst, far)
+        return worst
+
     def _nearer(self, array: ArraySpec, distance: float, kept: dict[str, Tensor], expected: dict[str, Tensor]) -> str:
         """Name another layer of the same site whose values the stored ones are nearer to than to their own."""
         if array.layer is None or distance == 0:
             return ""
         own = kept[array.name]
         for other, _ in self.points:
-            next_to = other.site == array.site and other.layer in (array.layer - 1, array.layer + 1)
+            alike = (other.site, other.rows) == (array.site, array.rows) and other.name in expected
+            next_to = alike and other.layer in (array.layer - 1, array.layer + 1)
             if next_to and expected[other.name].shape == own.shape:
                 theirs, mine = (expected[n].to(own.dtype) for n in (other.name, array.name))
                 if _total(own, theirs) < _total(own, mine):
@@ -210,7 +258,7 @@ class ReplayCheck:
         if self.model.architecture is None:
             return None
         top = len(self._blocks) - 1
-        return next((a for a, p in self.points if p.site == "resid_post" and p.layer == top), None)
+        return next((a for a, p in self._of_tokens if p.site == "resid_post" and p.layer == top), None)
 
     def _head(
         self, where: str, at: np.ndarray, kept: dict[str, Tensor], plain: PlainForward, last: ArraySpec | None
@@ -261,6 +309,17 @@ def tolerance(computed: torch.dtype, stored: str) -> float:
     Both sides are rounded to the stored dtype, so what remains of it is a rounding to the other side.
     """
     return TOLERANCES.get(computed, 1e-3) + 2 * _HALF_ULP[stored]
+
+
+def _distances(own: Tensor, expected: Tensor, scale: Tensor) -> Tensor:
+    """Give the distance of each row from the expected one, as a share of `scale`, (rows,)."""
+    a, b = (x.double().reshape(len(x), -1) for x in (own, expected))
+    if a.shape != b.shape:
+        return torch.full((1,), math.inf)
+    same = (a.isfinite() == b.isfinite()).all(dim=1)
+    apart = (a.nan_to_num(0, 0, 0) - b.nan_to_num(0, 0, 0)).norm(dim=1)
+    apart = apart / scale.nan_to_num(0, 0, 0).clamp_min(torch.finfo(torch.double).tiny)
+    return torch.where(same, apart, math.inf)
 
 
 def from_bits(bits: np.ndarray, dtype: str) -> Tensor:

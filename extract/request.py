@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RequestError
+from ..store.row_kinds import TOKENS
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class ExtractRequest:
     window: int | None = None
     overlap: int = 0
     keep: str | None = None
+    rows: str | Sequence[str] = TOKENS
     text_column: str = "text"
     messages_column: str | None = None
     generation_prompt: bool = False

@@ -15,6 +15,7 @@ import torch
 
 from ..errors import RequestError
 from ..store.dtypes import stored_dtype
+from ..store.row_kinds import RowKinds
 from ..store.run import ArraySpec, RunRecord
 from .batch import Padding
 from .hooks import SitePoint
@@ -95,22 +96,36 @@ def choose_arrays(
     codec: str = "none",
     *,
     longest: int = 0,
+    kinds: RowKinds | None = None,
 ) -> tuple[ArraySpec, ...]:
     """Choose the arrays of a run from what `choose_points` gives; without `dtype` each keeps its own.
 
+    There is one for each of the `kinds` of rows (default: tokens).
     `longest` is the longest sequence's length, the width of an attention pattern.
     """
     points = choose_points(model, sites, layers)
-    return tuple(
+    arrays = tuple(
         ArraySpec(
             p.site,
             p.layer,
             stored_dtype(dtype or model.dtypes[p.name]).name,
             tuple(n or longest for n in model.shapes[p.name]),
             codec,
+            kind,
         )
+        for kind in (kinds or RowKinds()).kinds
         for p in points
     )
+    if len({a.name for a in arrays}) < len(arrays):
+        raise RequestError("Two of the sites are named as an array of pooled rows would be. Ask for fewer sites.")
+    return arrays
+
+
+def array_points(model: LoadedModel, arrays: Sequence[ArraySpec]) -> list[tuple[ArraySpec, SitePoint]]:
+    """Find where the values of arrays come from; arrays of other rows of one site and layer share a point."""
+    places = {p.name: p for p in (model.place(a.site, a.layer) for a in arrays)}
+    settled = {p.name: p for p in model.settled(list(places.values()))}
+    return [(a, settled[model.place(a.site, a.layer).name]) for a in arrays]
 
 
 def check_special_tokens(asked: str) -> bool:

@@ -16,7 +16,7 @@ _BESIDE = 0.02
 
 def array_bytes(record: RunRecord, array: ArraySpec) -> int:
     """Give the bytes of an array's shards; of a compressed one, the most that it can take."""
-    return record.units * array.layout(record.unit_rows).file_bytes
+    return record.units * array.layout(record.unit_size(array.rows)).file_bytes
 
 
 def free_bytes(root: Path) -> int:

@@ -8,13 +8,15 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from ..store.row_kinds import TOKENS, RowKinds
 from .batch import Batch, split_sequences
+from .pools import unit_pools
 
 
 class UnitSequences:
     """The sequences of a unit's planned table, with the rows that their stored tokens have in the unit."""
 
-    def __init__(self, planned: pa.Table) -> None:
+    def __init__(self, planned: pa.Table, kinds: RowKinds | None = None) -> None:
         self.ids = split_sequences(planned)
         self.lengths = [len(s) for s in self.ids]
         ends = np.cumsum([0, *self.lengths])
@@ -24,7 +26,19 @@ class UnitSequences:
         self.kept = [np.flatnonzero(one) for one in np.split(stored, ends[1:-1])]
         """The positions of each sequence's stored tokens."""
         self.first: list[int] = np.cumsum([0, *map(len, self.kept)])[:-1].tolist()
-        """The first row of each sequence in the unit; the others follow it."""
+        """The first row of tokens of each sequence in the unit; the others follow it."""
+        self.kinds = kinds or RowKinds()
+        self.pools = unit_pools(planned, self.kinds)
+        """Its pooled rows, by kind."""
+
+    @property
+    def pooled_rows(self) -> dict[str, int]:
+        """How many pooled rows the unit has, by kind."""
+        return {kind: pool.rows for kind, pool in self.pools.items()}
+
+    def has_rows(self, sequence: int) -> bool:
+        """Say whether anything of a sequence is stored."""
+        return TOKENS in self.kinds.kinds or any(len(pool.starts[sequence]) for pool in self.pools.values())
 
     def batch_rows(self, batch: Batch, members: Sequence[int]) -> BatchRows:
         """Say which tokens of `batch`, made of the sequences `members` in that order, go to which rows of the unit."""

@@ -18,6 +18,7 @@ from .models import load_model
 from .replay_check import ReplayCheck
 from .run_models import RunModels
 from .run_units import import_from_here
+from .settings import array_points
 from .unit_sequences import UnitSequences
 
 
@@ -85,20 +86,19 @@ def verify_replay(
 
 def _replay_run(lake: Lake, run: Run, model: LoadedModel, share: float, report: ReplayReport) -> None:
     arrays = run.record.arrays
-    points = model.settled([model.place(a.site, a.layer) for a in arrays])
-    check = ReplayCheck(run, model, list(zip(arrays, points, strict=True)), budget=share)
+    check = ReplayCheck(run, model, array_points(model, arrays), budget=share)
     sites = {a.name: a for a in arrays}
     for unit in sorted(run.committed()):
-        start = unit * run.record.unit_rows
 
-        def stored(array: str, first: int, rows: int, start: int = start) -> np.ndarray:
+        def stored(array: str, first: int, rows: int, unit: int = unit) -> np.ndarray:
             spec = sites[array]
+            start = unit * run.record.unit_size(spec.rows)
             numbers = np.arange(start + first, start + first + rows)
-            return lake.rows(run.name, numbers).bits(spec.layer, spec.site)
+            return lake.rows(run.name, numbers).bits(spec.layer, spec.site, rows=spec.rows)
 
         path = f"runs/{run.name}/units/{unit_name(unit)}.json"
         try:
-            sequences = UnitSequences(run.planned_tokens(unit))
+            sequences = UnitSequences(run.planned_tokens(unit), run.record.row_kinds)
             found = check.check(unit, sequences, [0] * len(sequences.ids), stored)
         except LayerlakeError as error:
             report.problems.append(Problem(run.name, path, str(error)))

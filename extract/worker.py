@@ -13,6 +13,7 @@ import torch
 
 from ..errors import ForwardError, ModelError, RequestError, WorldError
 from ..store.plan import stored_tokens
+from ..store.row_kinds import TOKENS
 from ..store.run import ArraySpec, Run
 from ..store.unit import UnitWriter
 from .batch import Batch, Padding, plan_batches
@@ -20,8 +21,9 @@ from .hooks import SitePoint
 from .loaded_model import ModelSource
 from .models import load_model
 from .offload import Convert, Offload, Store
+from .pools import BatchPools, rounded_once
 from .replay_check import ReplayCheck
-from .settings import other_compute, other_model
+from .settings import array_points, other_compute, other_model
 from .unit_sequences import BatchRows, UnitSequences
 from .weights import other_weights
 
@@ -47,9 +49,8 @@ class ExtractWorker:
             )
         self.padding: Padding = settings["padding"]
         self.batch_tokens: int = settings["batch_tokens"]
-        arrays = self.run_.record.arrays
-        points = self.model.settled([self.model.place(a.site, a.layer) for a in arrays])
-        self.points = list(zip(arrays, points, strict=True))
+        self.kinds = self.run_.record.row_kinds
+        self.points = array_points(self.model, self.run_.record.arrays)
         self.offload = Offload(self.model.device)
         self.replay = ReplayCheck(self.run_, self.model, self.points)
 
@@ -58,8 +59,8 @@ class ExtractWorker:
         unit = int(payload["unit"])
         start = time.perf_counter()
         tokens = self.run_.planned_tokens(unit)
-        sequences = UnitSequences(tokens)
-        points = [p for _, p in self.points]
+        sequences = UnitSequences(tokens, self.kinds)
+        points = self._places()
         padded = [0] * len(sequences.ids)
         with UnitWriter(self.run_, unit) as writer, self.offload as offload:
             for members in plan_batches(sequences.lengths, self.batch_tokens, self.padding):
@@ -69,13 +70,16 @@ class ExtractWorker:
                     values, _ = self.model.run(batch, points)
                 except ForwardError as error:
                     raise self._blamed(error, unit, {sequences.names[i]: sequences.ids[i] for i in members}) from error
-                offload.put([values.pop(p.name) for p in points], *self._storing(writer, rows))
+                of_arrays = [values[p.name] for _, p in self.points]
+                values.clear()
+                offload.put(of_arrays, *self._storing(writer, rows, BatchPools(batch, sequences.pools, members)))
+                del of_arrays
                 for i in members:
                     padded[i] = batch.input_ids.shape[1] - sequences.lengths[i]
             offload.wait()
             replay = self.replay.check(unit, sequences, padded, writer.read)
             made = {"seconds": round(time.perf_counter() - start, 3), "process": os.getpid(), "replay": replay}
-            record = writer.commit(stored_tokens(tokens), len(sequences.ids), made)
+            record = writer.commit(stored_tokens(tokens), len(sequences.ids), made, sequences.pooled_rows)
         nonfinite = {n: a["statistics"]["nonfinite"] for n, a in record["arrays"].items()}
         return {
             "unit": unit,
@@ -84,22 +88,41 @@ class ExtractWorker:
             "nonfinite": {n: c for n, c in nonfinite.items() if c},
         }
 
-    def _storing(self, writer: UnitWriter, rows: BatchRows) -> tuple[Convert, Store]:
-        """Give what turns the values of a batch into what is stored of them, and what writes that into the shards."""
+    def _storing(self, writer: UnitWriter, rows: BatchRows, pools: BatchPools) -> tuple[Convert, Store]:
+        """Give what turns the values of a batch into what is stored of them, and what writes that into the shards.
+
+        Values that go into means are taken as they are, and averaged on the host.
+        """
 
         def convert(index: int, value: torch.Tensor) -> torch.Tensor:
-            return to_stored(rows.select(value), *self.points[index])
+            array, point = self.points[index]
+            if array.rows != TOKENS:
+                return pools.select(value, array.rows)
+            return to_stored(rows.select(value), array, point)
 
         def store(index: int, stored: torch.Tensor) -> None:
             array, point = self.points[index]
-            for first, part in rows.runs(bits_of(stored), array.shape[-1] if point.keys else None):
-                writer.write(array.name, first, part)
+            keys = array.shape[-1] if point.keys else None
+            if array.rows == TOKENS:
+                for first, part in rows.runs(bits_of(stored), keys):
+                    writer.write(array.name, first, part)
+                return
+            places, means = pools.means(stored, array.rows, keys)
+            bits = bits_of(to_stored(rounded_once(means, array.dtype), array, point))
+            at = 0
+            for first, n in places:
+                writer.write(array.name, first, bits[at : at + n])
+                at += n
 
         return convert, store
 
+    def _places(self) -> list[SitePoint]:
+        """Give each point once, whatever the number of arrays that are made of it."""
+        return list({p.name: p for _, p in self.points}.values())
+
     def _blamed(self, error: ForwardError, unit: int, members: Mapping[int, np.ndarray]) -> ForwardError:
         """Find which of a batch's sequences the model fails on alone, and name it with the unit."""
-        points = [p for _, p in self.points]
+        points = self._places()
         for name, ids in members.items():
             try:
                 self.model.run(Batch.of([ids], "none", self.model.device), points)

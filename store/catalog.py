@@ -20,11 +20,12 @@ import duckdb
 
 from ..errors import CorruptLakeError, LayerlakeError, WorldError
 from .catalog_labels import StaleIndexError
-from .catalog_load import create_schema, load_results, load_runs
+from .catalog_load import UNIT_ROWS, create_schema, load_results, load_runs
 from .durable import exclusive_lock, file_sha256, fsync_folder, read_sealed, replace_file, sealed_json
+from .row_kinds import TOKENS
 from .run import Run
 
-CATALOG_VERSION = 9
+CATALOG_VERSION = 10
 _KEPT_GENERATIONS = 2
 _ATTEMPTS = 20
 _GENERATION = re.compile(r"[0-9]{8,}-[0-9a-f]{8}\.duckdb")
@@ -146,12 +147,15 @@ def connect_catalog(root: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         yield connection
 
 
-def indexed_units(run: Run) -> dict[int, int]:
-    """Give the number of rows of each unit of a run that is indexed; none where no catalog of it can be read.
+def indexed_units(run: Run, kind: str = TOKENS) -> dict[int, int]:
+    """Give the number of rows of a kind of each indexed unit of a run; none where no catalog of it can be read.
 
     Quicker than reading the record of every unit. What is committed is for the caller to know.
     """
-    query = "SELECT unit, rows FROM units JOIN run_table USING (run) WHERE run = ? AND identity = ? AND created = ?"
+    query = (
+        f"SELECT unit, {UNIT_ROWS[kind]} FROM units JOIN run_table USING (run) "
+        "WHERE run = ? AND identity = ? AND created = ?"
+    )
     try:
         if named_generation(run.root) is None:
             return {}

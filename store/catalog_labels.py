@@ -14,7 +14,7 @@ from .durable import canonical_json
 from .label_sets import LabelSet, label_versions, read_label_set, read_label_values
 from .plan import label_columns
 from .run import Run
-from .tokens import SEQUENCE_FIELDS, TOKEN_FIELDS
+from .tokens import SEQUENCE_FIELDS, SPAN_FIELDS, TOKEN_FIELDS
 
 
 class StaleIndexError(Exception):
@@ -120,7 +120,8 @@ def fit_label_columns(connection: duckdb.DuckDBPyConnection, table: str) -> None
     Runs come by name. Whole and real numbers of one label become real; a label whose kinds differ otherwise becomes
     text. A column of another type than it has is built anew, with everything.
     """
-    own = [n for n, _ in (("run", None), *(TOKEN_FIELDS if table == "tokens" else SEQUENCE_FIELDS))]
+    fields = {"tokens": TOKEN_FIELDS, "sequences": SEQUENCE_FIELDS, "spans": SPAN_FIELDS}[table]
+    own = [n for n, _ in (("run", None), *fields)]
     query = "SELECT name, type FROM label_columns WHERE tab = ? ORDER BY run, place"
     names: dict[str, str] = {}
     kinds: dict[str, set[str]] = {}

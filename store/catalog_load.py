@@ -23,16 +23,19 @@ from .catalog_labels import (
 )
 from .durable import file_sha256
 from .parquet import read_table
-from .plan import read_sequences
+from .plan import SPANS_FILE, read_sequences, read_spans
+from .row_kinds import SEQUENCES, SPANS, TOKENS
 from .run import Run, run_names
-from .tokens import SEQUENCE_FIELDS, TOKEN_FIELDS
+from .tokens import SEQUENCE_FIELDS, SPAN_FIELDS, TOKEN_FIELDS
 from .unit_record import REPLAY_ERRORS
 
 _UNITS_A_LOAD = 256
+UNIT_ROWS = {TOKENS: "rows", SEQUENCES: "sequence_rows", SPANS: "span_rows"}
+"""The columns of the table of units that say how many rows of a kind a unit has."""
 _UNIT_COLUMNS = pa.schema(
     [
         ("run", pa.string()),
-        *((n, pa.int64()) for n in ("unit", "first_row", "rows", "sequences")),
+        *((n, pa.int64()) for n in ("unit", "first_row", "rows", "sequences", "sequence_rows", "span_rows")),
         ("seconds", pa.float64()),
         ("replayed", pa.int64()),
         *((f"replay_{k}", pa.float64()) for k in REPLAY_ERRORS),
@@ -42,15 +45,18 @@ _UNIT_COLUMNS = pa.schema(
 _SCHEMA = """
 CREATE TABLE run_table (run VARCHAR, model VARCHAR, revision VARCHAR, fingerprint VARCHAR, data VARCHAR,
     dtype VARCHAR, units_planned BIGINT, tokens_planned BIGINT, sequences_planned BIGINT, unit_rows BIGINT,
-    identity VARCHAR, plan_hash VARCHAR, created VARCHAR, created_by VARCHAR, settings JSON, labels VARCHAR);
+    identity VARCHAR, plan_hash VARCHAR, kinds VARCHAR, created VARCHAR, created_by VARCHAR, settings JSON,
+    labels VARCHAR);
 CREATE TABLE arrays (run VARCHAR, layer INTEGER, site VARCHAR, dtype VARCHAR, width BIGINT, codec VARCHAR,
-    path VARCHAR);
-CREATE TABLE units (run VARCHAR, unit BIGINT, first_row BIGINT, rows BIGINT, sequences BIGINT, seconds DOUBLE,
-    replayed BIGINT, replay_values DOUBLE, replay_head DOUBLE, replay_patch DOUBLE);
-CREATE TABLE unit_stats (run VARCHAR, unit BIGINT, layer INTEGER, site VARCHAR, count BIGINT, nonfinite BIGINT,
-    mean DOUBLE, variance DOUBLE, min DOUBLE, max DOUBLE, norm DOUBLE, rows BIGINT);
+    rows VARCHAR, path VARCHAR);
+CREATE TABLE units (run VARCHAR, unit BIGINT, first_row BIGINT, rows BIGINT, sequences BIGINT,
+    sequence_rows BIGINT, span_rows BIGINT, seconds DOUBLE, replayed BIGINT, replay_values DOUBLE,
+    replay_head DOUBLE, replay_patch DOUBLE);
+CREATE TABLE unit_stats (run VARCHAR, unit BIGINT, layer INTEGER, site VARCHAR, kind VARCHAR, count BIGINT,
+    nonfinite BIGINT, mean DOUBLE, variance DOUBLE, min DOUBLE, max DOUBLE, norm DOUBLE, rows BIGINT);
 CREATE TABLE sequences ({sequences});
 CREATE TABLE tokens ({tokens});
+CREATE TABLE spans ({spans});
 CREATE TABLE label_columns (run VARCHAR, tab VARCHAR, place INTEGER, name VARCHAR, type VARCHAR);
 CREATE TABLE labels (run VARCHAR, name VARCHAR, version INTEGER, columns VARCHAR[], rows BIGINT, created VARCHAR,
     source VARCHAR, path VARCHAR, newest BOOLEAN);
@@ -60,16 +66,17 @@ CREATE TABLE results (result VARCHAR, kind VARCHAR, run VARCHAR, label VARCHAR, 
     seed INTEGER, metric VARCHAR, value DOUBLE, condition VARCHAR, artifact VARCHAR, created VARCHAR);
 CREATE VIEW runs AS SELECT run_table.run, model, revision, data, dtype, coalesce(u.units, 0) AS units,
     units_planned, coalesce(u.tokens, 0) AS tokens, tokens_planned, coalesce(u.sequences, 0) AS sequences,
-    coalesce(u.units, 0) = units_planned AS complete, fingerprint, identity, plan_hash, unit_rows, created,
-    created_by, settings
+    coalesce(u.units, 0) = units_planned AS complete, kinds AS rows, fingerprint, identity, plan_hash,
+    unit_rows, created, created_by, settings
     FROM run_table LEFT JOIN (SELECT run, count(*) AS units, sum(rows)::BIGINT AS tokens,
         sum(sequences)::BIGINT AS sequences FROM units GROUP BY run) AS u USING (run);
-CREATE VIEW stats AS SELECT run, layer, site, sum(count)::BIGINT AS count, sum(nonfinite)::BIGINT AS nonfinite,
-    any_value(merged_mean) AS mean,
+CREATE VIEW stats AS SELECT run, layer, site, kind AS rows, sum(count)::BIGINT AS count,
+    sum(nonfinite)::BIGINT AS nonfinite, any_value(merged_mean) AS mean,
     sum(count * (variance + (mean - merged_mean) ** 2)) / nullif(sum(count), 0) AS variance,
-    min(min) AS min, max(max) AS max, sum(norm * rows) / nullif(sum(rows), 0) AS norm
-    FROM (SELECT *, sum(count * mean) OVER same / nullif(sum(count) OVER same, 0) AS merged_mean FROM unit_stats
-          WINDOW same AS (PARTITION BY run, layer, site)) GROUP BY run, layer, site;
+    min(min) AS min, max(max) AS max, sum(norm * normed) / nullif(sum(normed), 0) AS norm
+    FROM (SELECT * RENAME (rows AS normed),
+              sum(count * mean) OVER same / nullif(sum(count) OVER same, 0) AS merged_mean FROM unit_stats
+          WINDOW same AS (PARTITION BY run, layer, site, kind)) GROUP BY run, layer, site, kind;
 CREATE VIEW probes AS PIVOT (SELECT artifact, result, run, label, site, layer, condition, metric, value, created
     FROM results WHERE kind = 'probe' AND seed IS NULL) ON metric IN ('accuracy', 'accuracy_std',
     'balanced_accuracy', 'majority', 'random_label', 'auroc', 'n_rows', 'n_dropped', 'converged')
@@ -83,7 +90,8 @@ def create_schema(connection: duckdb.DuckDBPyConnection) -> None:
     def columns(fields: tuple[tuple[str, pa.DataType], ...]) -> str:
         return ", ".join(["run VARCHAR", *(f"{name} {sql_type(kind)}" for name, kind in fields)])
 
-    connection.execute(_SCHEMA.format(sequences=columns(SEQUENCE_FIELDS), tokens=columns(TOKEN_FIELDS)))
+    tables = {"sequences": SEQUENCE_FIELDS, "tokens": TOKEN_FIELDS, "spans": SPAN_FIELDS}
+    connection.execute(_SCHEMA.format(**{name: columns(fields) for name, fields in tables.items()}))
 
 
 def load_runs(connection: duckdb.DuckDBPyConnection, root: Path) -> bool:
@@ -113,7 +121,7 @@ def load_runs(connection: duckdb.DuckDBPyConnection, root: Path) -> bool:
         with _noted(connection, labels.run, problems):
             _add_run(connection, labels)
     if gone or added:
-        for table in ("sequences", "tokens"):
+        for table in ("sequences", "tokens", "spans"):
             fit_label_columns(connection, table)
     changed = bool(gone or added)
     for name, labels in present.items():
@@ -148,7 +156,8 @@ def _noted(connection: duckdb.DuckDBPyConnection, run: Run, problems: dict[str, 
 
 
 def _drop_run(connection: duckdb.DuckDBPyConnection, name: str) -> None:
-    for table in ("run_table", "arrays", "units", "unit_stats", "label_columns", "labels", "sequences", "tokens"):
+    own = ("run_table", "arrays", "units", "unit_stats", "label_columns", "labels", "sequences", "tokens", "spans")
+    for table in own:
         connection.execute(f"DELETE FROM {table} WHERE run = ?", [name])
 
 
@@ -185,6 +194,8 @@ def _add_run(connection: duckdb.DuckDBPyConnection, labels: RunLabels) -> None:
     run, record = labels.run, labels.run.record
     for name in ("plan/sequences.parquet", "plan/tokens-00000.parquet"):
         run.intact(name)
+    if SPANS in record.rows:
+        run.intact(f"plan/{SPANS_FILE}")
     add_label_columns(connection, labels)
     settings: dict[str, Any] = record.settings
     model = settings.get("model", {})
@@ -198,6 +209,7 @@ def _add_run(connection: duckdb.DuckDBPyConnection, labels: RunLabels) -> None:
         record.unit_rows,
         record.identity,
         record.plan_hash,
+        str(record.row_kinds),
     ]
     row += [record.created, record.created_by, json.dumps(settings, sort_keys=True), labels.stamp]
     connection.execute(f"INSERT INTO run_table VALUES ({', '.join('?' * len(row))})", row)
@@ -209,6 +221,7 @@ def _add_run(connection: duckdb.DuckDBPyConnection, labels: RunLabels) -> None:
             "dtype": [a.dtype for a in record.arrays],
             "width": pa.array([a.shape[-1] if a.shape else 1 for a in record.arrays], pa.int64()),
             "codec": [a.codec for a in record.arrays],
+            "rows": [a.rows for a in record.arrays],
             "path": [f"runs/{run.name}/activations.zarr/{a.name}" for a in record.arrays],
         }
     )
@@ -224,9 +237,15 @@ def _add_fresh(connection: duckdb.DuckDBPyConnection, labels: RunLabels, units: 
         raise
     for first in range(0, len(units), _UNITS_A_LOAD):
         _add_units(connection, labels.run, units[first : first + _UNITS_A_LOAD], values)
-    planned = read_sequences(labels.run.intact("plan/sequences.parquet").parent)
-    chosen = np.isin(planned["unit"].to_numpy(), units)
-    _insert_rows(connection, "sequences", labels.run, planned.filter(pa.array(chosen)))
+    run = labels.run
+    tables = {"sequences": read_sequences(run.intact("plan/sequences.parquet").parent)}
+    if TOKENS not in run.record.row_kinds.kinds:  # what the plan numbers has no array
+        tables["sequences"] = _without(tables["sequences"], first_row=None, rows=0)
+    if SPANS in run.record.rows:
+        tables["spans"] = read_spans(run.intact(f"plan/{SPANS_FILE}").parent)
+    for name, planned in tables.items():
+        chosen = np.isin(planned["unit"].to_numpy(), units)
+        _insert_rows(connection, name, run, planned.filter(pa.array(chosen)))
 
 
 def _add_units(connection: duckdb.DuckDBPyConnection, run: Run, units: list[int], labels: list[pa.Table]) -> None:
@@ -240,6 +259,7 @@ def _add_units(connection: duckdb.DuckDBPyConnection, run: Run, units: list[int]
                 "first_row": r["first_row"],
                 "rows": r["rows"],
                 "sequences": r["sequences"],
+                **{UNIT_ROWS[kind]: n for kind, n in r.get("pooled", {}).items()},
                 "seconds": r["made"].get("seconds"),
                 "replayed": (r["made"].get("replay") or {}).get("sequences"),  # NULL, not 0, where none was sampled
                 **{f"replay_{k}": (r["made"].get("replay") or {}).get(k) for k in REPLAY_ERRORS},
@@ -248,13 +268,25 @@ def _add_units(connection: duckdb.DuckDBPyConnection, run: Run, units: list[int]
         for array in run.record.arrays:
             values = r["arrays"][array.name]["statistics"]
             where = {"run": run.name, "unit": r["unit"], "layer": array.layer, "site": array.site}
+            where["kind"] = array.rows
             stats.append(where | values)
     _insert(connection, "units", pa.Table.from_pylist(rows, _UNIT_COLUMNS))
     _insert(connection, "unit_stats", pa.Table.from_pylist(stats))
     # One insert for many units: row by row would take longer than the model.
     tables = [run.unit_tokens(r["unit"], r) for r in records]
-    tokens = pa.concat_tables(tables, promote_options="permissive")
-    _insert_rows(connection, "tokens", run, with_labels(tokens, labels))
+    tokens = with_labels(pa.concat_tables(tables, promote_options="permissive"), labels)
+    if TOKENS not in run.record.row_kinds.kinds:
+        tokens = _without(tokens, row=None)
+    _insert_rows(connection, "tokens", run, tokens)
+
+
+def _without(table: pa.Table, **values: int | None) -> pa.Table:
+    """Put one value in the place of all that columns have."""
+    for name, value in values.items():
+        place = table.column_names.index(name)
+        column = pa.array([value] * table.num_rows, table.schema.field(name).type)
+        table = table.set_column(place, name, column)
+    return table
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:

@@ -24,8 +24,8 @@ def sql(
 ) -> None:
     """Run one SQL query over a lake.
 
-    Tables: runs, arrays, units, sequences, tokens, labels, stats, probes, results, problems. The query can read the
-    lake's catalog and nothing else: no files, no network, no changes.
+    Tables: runs, arrays, units, sequences, tokens, spans, labels, stats, probes, results, problems. The query can read
+    the lake's catalog and nothing else: no files, no network, no changes.
     """
     from .lake import Lake
     from .printing import print_json_table, print_table
@@ -50,7 +50,7 @@ def ls(lake: LakeOption, json: JsonOption = False) -> None:
     refresh_catalog(opened.root)
     table = opened.sql(
         "SELECT run, model, data, dtype, units || '/' || units_planned AS units, tokens, "
-        "(SELECT count(*) FROM arrays WHERE arrays.run = runs.run) AS arrays FROM runs ORDER BY run"
+        "(SELECT count(*) FROM arrays WHERE arrays.run = runs.run) AS arrays, rows FROM runs ORDER BY run"
     )
     if json:
         print_json(table.to_pylist())

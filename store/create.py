@@ -26,6 +26,7 @@ def create_run(
     sequences: pa.Table,
     units: list[pa.Table],
     weights: Mapping[str, Any] | None = None,
+    spans: pa.Table | None = None,
 ) -> Run:
     """Create a run with its plan and Zarr metadata, making the lake when there is none.
 
@@ -41,7 +42,7 @@ def create_run(
     with new_folder(runs_folder(root) / record.name) as temporary:
         for folder in ("units", "tokens", "tmp"):
             (temporary / folder).mkdir()
-        write_plan(temporary / "plan", sequences, units)
+        write_plan(temporary / "plan", sequences, units, spans)
         _create_arrays(temporary / "activations.zarr", record)
         if weights is not None:
             (temporary / WEIGHTS_FILE).write_bytes(weights_json(weights))
@@ -70,10 +71,10 @@ def _create_arrays(path: Path, record: RunRecord) -> None:
 
     group = zarr.create_group(path, zarr_format=3)
     for array in record.arrays:
-        layout = array.layout(record.unit_rows)
+        layout = array.layout(record.unit_size(array.rows))
         group.create_array(
             array.name,
-            shape=(record.units * record.unit_rows, *array.shape),
+            shape=(record.units * layout.rows, *array.shape),
             shards=(layout.rows, *array.shape),
             chunks=(layout.chunk_rows, *array.shape),
             dtype=zarr_bfloat16.BFloat16() if array.dtype == "bfloat16" else array.dtype,

@@ -19,9 +19,10 @@ def describe_run(lake: Lake, name: str) -> dict[str, Any]:
     quoted = "'" + name.replace("'", "''") + "'"
     progress = lake.sql(f"SELECT units, tokens, sequences FROM runs WHERE run = {quoted}").to_pylist()
     arrays = lake.sql(
-        "SELECT arrays.site, arrays.layer, dtype, width, codec, mean, sqrt(variance) AS std, min, max, norm, nonfinite "
-        "FROM arrays LEFT JOIN stats ON arrays.run = stats.run AND arrays.site = stats.site "
-        f"AND arrays.layer IS NOT DISTINCT FROM stats.layer WHERE arrays.run = {quoted} ORDER BY 1, 2"
+        "SELECT arrays.site, arrays.layer, arrays.rows, dtype, width, codec, mean, sqrt(variance) AS std, min, max, "
+        "norm, nonfinite FROM arrays LEFT JOIN stats ON arrays.run = stats.run AND arrays.site = stats.site "
+        f"AND arrays.layer IS NOT DISTINCT FROM stats.layer AND arrays.rows = stats.rows WHERE arrays.run = {quoted} "
+        "ORDER BY 1, 2, 3"
     ).to_pylist()
     described = lake.sql(
         f"SELECT split, count(*) AS tokens, count(DISTINCT seq) AS sequences FROM tokens WHERE run = {quoted} "
@@ -38,6 +39,8 @@ def describe_run(lake: Lake, name: str) -> dict[str, Any]:
         "planned": {"units": record.units, "tokens": record.tokens, "sequences": record.sequences},
         "stored": progress[0] if progress else {"units": 0, "tokens": 0, "sequences": 0},
         "unit_rows": record.unit_rows,
+        "rows": str(record.row_kinds),
+        "pooled_rows": record.rows,
         "settings": record.settings,
         "labels": [f.name for f in label_columns(run.folder / "plan")["tokens"]],
         "annotated": [
@@ -63,6 +66,7 @@ def print_description(description: dict[str, Any]) -> None:
         "created": f"{description['created']} by layerlake {description['created_by']}",
         "identity": description["identity"],
         "units": f"{stored['units']} of {planned['units']}, {description['unit_rows']} rows each",
+        "rows": description["rows"],
         "tokens": f"{stored['tokens']} of {planned['tokens']} in {planned['sequences']} sequences",
     }
     lines |= {name: str(settings[name]) for name in ("window", "overlap", "keep") if settings.get(name)}
@@ -82,4 +86,4 @@ def print_description(description: dict[str, Any]) -> None:
     if columns:
         print()
         rows = [list(a.values()) for a in description["arrays"]]
-        print_rows(columns, rows, numbers=frozenset(columns) - {"site", "dtype", "codec"})
+        print_rows(columns, rows, numbers=frozenset(columns) - {"site", "rows", "dtype", "codec"})

@@ -19,6 +19,7 @@ from .. import __version__
 from ..errors import RequestError, WorldError
 from .dtypes import StoredDtype
 from .durable import fsync_folder, publish, temporary_name
+from .row_kinds import TOKENS
 from .tokens import table_hash
 
 if TYPE_CHECKING:
@@ -34,11 +35,12 @@ def write_file(
     path: str | os.PathLike[str],
     layer: int | None,
     site: str,
+    rows: str | None,
     *,
     overwrite: bool,
 ) -> Path:
     """Write a selection with one of the writers below, whole or not at all, and return the file's path."""
-    export = Export.of(selection, layer, site)
+    export = Export.of(selection, layer, site, rows)
     final = Path(path).expanduser().absolute()
     with new_file(final, selection.lake.root, overwrite=overwrite) as file:
         write(export, file)
@@ -55,12 +57,15 @@ class Export:
     dtype: StoredDtype
     shape: tuple[int, ...]
     """The trailing shape of a row."""
+    rows: str
+    """The kind of rows."""
 
     @classmethod
-    def of(cls, selection: Selection, layer: int | None, site: str) -> Export:
+    def of(cls, selection: Selection, layer: int | None, site: str, rows: str | None) -> Export:
         """Look the array up; `RequestError` when the selection is empty or has no such array."""
-        source = selection._source(layer, site)
-        return cls(selection, source.runs[0].array.layer, site, source.dtype, source.shape)
+        source = selection._source(layer, site, rows)
+        array = source.runs[0].array
+        return cls(selection, array.layer, site, source.dtype, source.shape, array.rows)
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         """Give (first position, raw bits) of block after block."""
@@ -68,7 +73,7 @@ class Export:
         step = max(1, _BLOCK_BYTES // (4 * math.prod(self.shape) + 64))
         for first in range(0, len(self.selection), step):
             chosen = np.arange(first, min(first + step, len(self.selection)))
-            yield first, self.selection._gather(chosen, self.layer, self.site)[0]
+            yield first, self.selection._gather(chosen, self.layer, self.site, self.rows)[0]
 
     def metadata(self) -> dict[str, str]:
         """Say what the values are: plain text, or JSON where it is not text.
@@ -86,6 +91,7 @@ class Export:
             "runs": json.dumps(runs),
             "site": self.site,
             "layer": json.dumps(self.layer),
+            **({} if self.rows == TOKENS else {"kind": self.rows}),
             "dtype": self.dtype.name,
             "shape": json.dumps(self.shape),
             "query": self.selection.query,

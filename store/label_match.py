@@ -13,6 +13,7 @@ from ..errors import DataError, RequestError
 from .label_files import LabelSource
 from .parquet import read_table
 from .plan import UNITS_A_FILE, stored_tokens, tokens_file
+from .row_kinds import TOKENS
 from .run import Run
 from .tokens import TOKEN_FIELDS
 
@@ -34,6 +35,11 @@ def match_rows(run: Run, source: LabelSource) -> tuple[np.ndarray, tuple[str, ..
     if not table.num_rows:
         raise DataError("There are no rows, so there is nothing to label.")
     if "row" in names:
+        if TOKENS not in run.record.row_kinds.kinds:
+            raise RequestError(
+                f"Run {run.name!r} stores no tokens, so its tokens have no rows to find them by. Give seq and pos, and "
+                "leave row out."
+            )
         key: tuple[str, ...] = ("row",)
     elif {"seq", "pos"} <= set(names):
         key = ("seq", "pos")

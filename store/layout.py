@@ -9,7 +9,7 @@ from pathlib import Path
 from ..errors import CorruptLakeError, LakeFormatError, RequestError
 from .durable import canonical_json, fsync_folder, publish, read_json, write_temporary
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _LAKE_FOLDERS = ("runs", "catalog", "artifacts", "results")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

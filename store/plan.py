@@ -11,15 +11,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .parquet import read_row_group, read_schema, read_table
-from .tokens import SEQUENCE_FIELDS, TOKEN_FIELDS
+from .tokens import SEQUENCE_FIELDS, SPAN_FIELDS, TOKEN_FIELDS
 
 UNITS_A_FILE = 64
+SPANS_FILE = "spans.parquet"
 
 
-def write_plan(folder: Path, sequences: pa.Table, units: Iterator[pa.Table] | list[pa.Table]) -> None:
-    """Write a plan: the table of sequences, and the token table of each unit as one row group of a few files."""
+def write_plan(
+    folder: Path,
+    sequences: pa.Table,
+    units: Iterator[pa.Table] | list[pa.Table],
+    spans: pa.Table | None = None,
+) -> None:
+    """Write a plan: the tables of sequences and spans, and each unit's token table as a row group of a few files."""
     folder.mkdir()
     pq.write_table(sequences, folder / "sequences.parquet", compression="zstd")
+    if spans is not None:
+        pq.write_table(spans, folder / SPANS_FILE, compression="zstd")
     left = iter(units)
     first = 0
     while tables := list(itertools.islice(left, UNITS_A_FILE)):
@@ -55,13 +63,21 @@ def read_sequences(folder: Path) -> pa.Table:
     return read_table(folder / "sequences.parquet")
 
 
+def read_spans(folder: Path) -> pa.Table:
+    """Read the table of all spans of a run that has rows of them, committed or not."""
+    return read_table(folder / SPANS_FILE)
+
+
 def label_columns(folder: Path) -> dict[str, list[pa.Field]]:
-    """Give the label columns of a run's tables `sequences` and `tokens`, in their order."""
+    """Give the label columns of a run's tables, in their order: `sequences`, `tokens` and, if it has any, `spans`."""
     found = {}
-    for table, path, own in (
+    tables = [
         ("sequences", folder / "sequences.parquet", SEQUENCE_FIELDS),
         ("tokens", tokens_file(folder, 0), TOKEN_FIELDS),
-    ):
+    ]
+    if (folder / SPANS_FILE).exists():
+        tables.append(("spans", folder / SPANS_FILE, SPAN_FIELDS))
+    for table, path, own in tables:
         known = {name for name, _ in own}
         found[table] = [f for f in read_schema(path) if f.name not in known]
     return found

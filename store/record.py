@@ -15,6 +15,7 @@ from ..errors import CorruptLakeError, RequestError, SettingsDifferError, Unknow
 from .dtypes import stored_dtype
 from .durable import canonical_json
 from .layout import check_run_name
+from .row_kinds import ROW_KINDS, TOKENS, RowKinds
 from .shard import ShardLayout
 
 CODECS = ("none", "archive")
@@ -25,7 +26,7 @@ _SITE = re.compile(r"[^./\x00][^/\x00]{0,149}")  # it names a folder
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One array of a run: a site at a layer (None where the site belongs to none), a row a token."""
+    """One array of a run: a site at a layer (None where the site belongs to none), in rows of one kind."""
 
     site: str
     layer: int | None
@@ -34,11 +35,14 @@ class ArraySpec:
     """The trailing shape of a row; (width,) for the residual stream."""
     codec: str = "none"
     """One of `CODECS`."""
+    rows: str = TOKENS
+    """One of `ROW_KINDS`: what a row is."""
 
     @property
     def name(self) -> str:
         """The array's folder in the run's Zarr group."""
-        return self.site if self.layer is None else f"{self.site}-{self.layer}"
+        place = self.site if self.layer is None else f"{self.site}-{self.layer}"
+        return place if self.rows == TOKENS else f"{place}.{self.rows}"
 
     def check(self) -> None:
         """Raise `ValueError`, saying why, unless this can be an array of a run."""
@@ -51,10 +55,12 @@ class ArraySpec:
         stored_dtype(self.dtype)
         if self.codec not in CODECS:
             raise ValueError(f"{self.codec!r} is no codec")
+        if self.rows not in ROW_KINDS:
+            raise ValueError(f"{self.rows!r} is no kind of rows")
 
     def to_json(self) -> dict[str, Any]:
-        """Give the array as run.json and a run's identity have it: without a codec where there is none."""
-        return {k: v for k, v in asdict(self).items() if (k, v) != ("codec", "none")}
+        """Give the array as run.json and a run's identity have it: without what is the default."""
+        return {k: v for k, v in asdict(self).items() if (k, v) not in (("codec", "none"), ("rows", TOKENS))}
 
     def layout(self, unit_rows: int) -> ShardLayout:
         """Give the geometry of a shard's rows, decoded; inner chunks are the largest power of two within 1 MiB."""
@@ -106,6 +112,8 @@ class RunRecord:
     created_by: str
     files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of the files that are written with the run and never again, by their path in the run's folder."""
+    rows: dict[str, int] = field(default_factory=dict)
+    """Rows of a unit in arrays of pooled rows, by kind; `unit_rows` are those of tokens."""
 
     @functools.cached_property
     def identity(self) -> str:
@@ -115,8 +123,18 @@ class RunRecord:
             "arrays": [a.to_json() for a in self.arrays],
             "unit_rows": self.unit_rows,
             "tokens_hash": self.tokens_hash,
+            **({"rows": self.rows} if self.rows else {}),
         }
         return hashlib.sha256(canonical_json(parts)).hexdigest()
+
+    @functools.cached_property
+    def row_kinds(self) -> RowKinds:
+        """The kinds of rows that the run's arrays have."""
+        return RowKinds.parse(self.settings.get("rows", TOKENS))
+
+    def unit_size(self, kind: str) -> int:
+        """Give the rows of a unit in arrays whose rows are of this kind."""
+        return self.unit_rows if kind == TOKENS else self.rows[kind]
 
     @property
     def stores_all(self) -> bool:
@@ -125,7 +143,8 @@ class RunRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Give the content of run.json."""
-        return asdict(self) | {"arrays": [a.to_json() for a in self.arrays], "identity": self.identity}
+        found = asdict(self) | {"arrays": [a.to_json() for a in self.arrays], "identity": self.identity}
+        return {k: v for k, v in found.items() if k != "rows" or v}
 
     @classmethod
     def from_json(cls, value: dict[str, Any], path: Path) -> RunRecord:
@@ -148,6 +167,12 @@ class RunRecord:
             _check_whole(name, getattr(self, name), 0, 1 << 50)
         if self.unit_rows < 1 or self.unit_rows & (self.unit_rows - 1):
             raise ValueError(f"{self.unit_rows} rows a unit is not a power of two")
+        if set(self.rows) != set(self.row_kinds.pooled) or {a.rows for a in self.arrays} - set(self.row_kinds.kinds):
+            raise ValueError(f"its rows are {self.row_kinds}, its arrays or units have others")
+        for kind, size in self.rows.items():
+            _check_whole(f"rows of {kind} a unit", size, 1, 1 << 50)
+            if size & (size - 1):
+                raise ValueError(f"{size} rows of {kind} a unit is not a power of two")
         for name in ("plan_hash", "tokens_hash", "created", "created_by"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} is not text")
@@ -191,6 +216,7 @@ def _flat(record: RunRecord) -> dict[str, Any]:
         "shape": ", ".join(dict.fromkeys(str(a.shape) for a in record.arrays)),
         "codec": ", ".join(dict.fromkeys(a.codec for a in record.arrays)),
         "unit_rows": record.unit_rows,
+        **{f"{kind} a unit": size for kind, size in record.rows.items()},
         "the token table (ids, spans, labels, splits)": record.tokens_hash,
     }
 

@@ -98,17 +98,33 @@ class Run:
         """The folder of temporary files, on the same file system as what they become."""
         return self.folder / "tmp"
 
-    def array(self, site: str, layer: int | None = None) -> ArraySpec:
-        """Find an array by site and layer; `UnknownNameError` lists the sites or layers there are.
+    def array(self, site: str, layer: int | None = None, rows: str | None = None) -> ArraySpec:
+        """Find an array by site, layer and kind of rows; `UnknownNameError` lists the ones there are.
 
-        A site with a single array needs no layer; a layer counts from 0, never from the end.
+        A site with a single array needs no layer; a layer counts from 0, never from the end. A run that stores one
+        kind of rows needs no `rows`.
         """
-        return find_array(self.record.arrays, site, layer, f" in run {self.name!r}")
+        kind = self.kind_of_rows(rows)
+        return find_array([a for a in self.record.arrays if a.rows == kind], site, layer, f" in run {self.name!r}")
+
+    def kind_of_rows(self, asked: str | None) -> str:
+        """Give the kind of rows that was asked for; None is the only one that the run stores, else `RequestError`."""
+        kinds = self.record.row_kinds.kinds
+        if asked is None and len(kinds) == 1:
+            return kinds[0]
+        if asked is None:
+            raise RequestError(
+                f"Run {self.name!r} stores rows of {' and '.join(kinds)}: say which the row numbers are of, as "
+                f"rows={kinds[0]!r}."
+            )
+        if asked not in kinds:
+            raise UnknownNameError.of("kind of rows", asked, kinds, f" in run {self.name!r}")
+        return asked
 
     def layout(self, array: ArraySpec) -> ShardLayout:
         """Give the geometry of an array's shards."""
         if array not in self._layouts:
-            self._layouts[array] = array.layout(self.record.unit_rows)
+            self._layouts[array] = array.layout(self.record.unit_size(array.rows))
         return self._layouts[array]
 
     def shard_path(self, array: ArraySpec, unit: int) -> Path:

@@ -34,7 +34,7 @@ def value_statistics(bits: np.ndarray, dtype: StoredDtype) -> dict[str, Any]:
     count, mean, m2 = 0, 0.0, 0.0
     low, high = math.inf, -math.inf
     nonfinite, norms, normed_rows = 0, 0.0, 0
-    flat = bits.reshape(len(bits), -1)
+    flat = bits.reshape(len(bits), math.prod(bits.shape[1:]))
     step = max(1, _BLOCK_VALUES // max(1, flat.shape[1]))
     for first in range(0, len(flat), step):
         with np.errstate(invalid="ignore"):  # a signalling NaN is counted below, not worth a warning

@@ -32,8 +32,20 @@ SEQUENCE_FIELDS: tuple[tuple[str, pa.DataType], ...] = (
     ("length", pa.int32()),
     ("rows", pa.int32()),
     ("first_row", pa.int64()),
+    ("row", pa.int64()),
     ("split", pa.string()),
 )
+SPAN_FIELDS: tuple[tuple[str, pa.DataType], ...] = (
+    ("row", pa.int64()),
+    ("seq", pa.int64()),
+    ("unit", pa.int64()),
+    ("span", pa.int32()),
+    ("pos_start", pa.int32()),
+    ("pos_end", pa.int32()),
+    ("tokens", pa.int32()),
+    ("split", pa.string()),
+)
+"""The table of spans, which has a column more: the label that the spans are of."""
 ROW_FIELDS = ("row", "seq", "pos", "token_id")
 """The columns that say which token stands in which row."""
 

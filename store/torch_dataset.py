@@ -52,6 +52,7 @@ class SelectionDataset(IterableDataset[dict[str, Any]]):
         layer: int | None = None,
         site: str = "resid_post",
         *,
+        rows: str | None = None,
         size: int | None = 4096,
         shuffle: bool = False,
         seed: int = 0,
@@ -62,6 +63,7 @@ class SelectionDataset(IterableDataset[dict[str, Any]]):
     ) -> None:
         self.layer = layer
         self.site = site
+        self.rows = rows
         self.size = None if size is None else check_whole("The size of a batch", size, 1)
         self.shuffle = shuffle
         self.seed = check_whole("The seed", seed)
@@ -72,7 +74,7 @@ class SelectionDataset(IterableDataset[dict[str, Any]]):
             raise RequestError(f"There is no rank {rank} among {world_size}: ranks count from 0 to world_size - 1.")
         if size is None and drop_last:
             raise RequestError("Single rows have no last batch to drop: give drop_last to the DataLoader.")
-        source = selection._source(layer, site)  # an unknown site is an error now, not in a worker
+        source = selection._source(layer, site, rows)  # an unknown site is an error now, not in a worker
         self._row_bytes = math.prod(source.shape) * source.dtype.itemsize
         self._columns = {name: _column(selection.table, name) for name in _names(columns)}
         self._selection = copy.copy(selection)
@@ -138,7 +140,7 @@ class SelectionDataset(IterableDataset[dict[str, Any]]):
                 yield {n: v[k].clone() if isinstance(v, torch.Tensor) else v[k] for n, v in block.items()}
 
     def _gather(self, chosen: np.ndarray) -> dict[str, Any]:
-        bits, dtype = self._selection._gather(chosen, self.layer, self.site)
+        bits, dtype = self._selection._gather(chosen, self.layer, self.site, self.rows)
         batch: dict[str, Any] = {
             "activations": torch.from_numpy(bits).view(getattr(torch, dtype.name)),
             "index": torch.from_numpy(chosen.copy()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from .archive_shard import ArchiveShardWriter
 from .durable import fsync_folder, publish, sealed_json, temporary_name, write_temporary
 from .layout import unit_name
 from .parquet import table_bytes
+from .row_kinds import TOKENS
 from .run import Run
 from .shard import ShardWriter
 from .stats import value_statistics
@@ -68,20 +69,28 @@ class UnitWriter:
         """Read back raw bits, (rows, *trailing), of an array by name that were written at the unit's rows."""
         return self._shards[array].read(row, rows)
 
-    def commit(self, tokens: pa.Table, sequences: int, made: dict[str, Any]) -> dict[str, Any]:
+    def commit(
+        self,
+        tokens: pa.Table,
+        sequences: int,
+        made: dict[str, Any],
+        pooled: Mapping[str, int] | None = None,
+    ) -> dict[str, Any]:
         """Publish shards, token table and record, in that order, and return the record.
 
-        `tokens` is the unit's token table; its length is the number of used rows. `made` says who made the unit
+        `tokens` is the unit's token table; its length is the number of used rows of tokens. `pooled` are the used rows
+        of the other kinds that the run stores. `made` says who made the unit
         and how long it took: the part of the record that may differ between two makings of the same bytes.
         """
-        used = tokens.num_rows
+        used = {TOKENS: tokens.num_rows, **(pooled or {})}
         body: dict[str, Any] = {
             "unit": self.unit,
             "identity": self.run.record.identity,
             "first_row": self.unit * self.run.record.unit_rows,
-            "rows": used,
+            "rows": tokens.num_rows,
             "sequences": sequences,
             "arrays": {},
+            **({"pooled": dict(pooled)} if pooled else {}),
         }
         table = table_bytes(tokens)
         self.run.check_same()  # a worker presumed dead may find another run in the place of its own
@@ -91,7 +100,7 @@ class UnitWriter:
             for array in self.run.record.arrays:
                 # The disk is at work on one shard while the processor is on the next.
                 shard = self._shards[array.name]
-                rows = shard.finish(used)
+                rows = shard.finish(used[array.rows])
                 synced.append(pool.submit(shard.sync))
                 statistics = value_statistics(rows, shard.layout.dtype)
                 body["arrays"][array.name] = shard.facts() | {"statistics": statistics}

@@ -9,12 +9,18 @@ from typing import Any
 from ..errors import CorruptLakeError
 from .durable import canonical_json
 from .record import RunRecord
+from .row_kinds import TOKENS
 from .stats import STATISTICS
 
 REPLAY_ERRORS = ("values", "head", "patch")
 """What the replay of a unit measured. Which units are sampled depends on the workers: it is no part of the digest."""
 _VARYING = ("sha256", "made", "seal")
 _LARGEST = 1 << 62
+
+
+def rows_of_kind(record: dict[str, Any], kind: str) -> int:
+    """Give how many rows of a kind a unit has, by its record."""
+    return record["rows"] if kind == TOKENS else record["pooled"][kind]
 
 
 def record_digest(body: dict[str, Any]) -> str:
@@ -42,10 +48,15 @@ def _fault(value: dict[str, Any], unit: int, run: RunRecord) -> str | None:
         return f"is beyond the run's {run.units} units"
     if not _whole(value["rows"], run.unit_rows) or not _whole(value["sequences"], run.unit_rows):
         return f"counts {value['rows']!r} rows and {value['sequences']!r} sequences"
+    pooled = value.get("pooled", {})
+    if pooled.keys() != run.rows.keys() or not all(_whole(n, run.rows[kind]) for kind, n in pooled.items()):
+        return f"counts {pooled!r} pooled rows"
     for array in run.arrays:
         held = value["arrays"][array.name]
         sums, statistics = held["crc32c"], held["statistics"]
-        if len(sums) != array.layout(run.unit_rows).chunks or not all(_whole(s, (1 << 32) - 1) for s in sums):
+        if len(sums) != array.layout(run.unit_size(array.rows)).chunks or not all(
+            _whole(s, (1 << 32) - 1) for s in sums
+        ):
             return f"has no checksums of the chunks of {array.name}"
         if array.codec != "none" and not (
             _whole(held["bytes"], _LARGEST) and _whole(held["file_crc32c"], (1 << 32) - 1)

@@ -129,7 +129,7 @@ def _verify_unit(run: Run, unit: int, plan_is_whole: bool) -> Iterator[tuple[Pat
         pairs = zip(checksums, held["crc32c"], strict=True)
         wrong = [i for i, (seen, expected) in enumerate(pairs) if seen != expected]
         if wrong:
-            first = unit * run.record.unit_rows + wrong[0] * layout.chunk_rows
+            first = unit * layout.rows + wrong[0] * layout.chunk_rows
             yield shard, f"holds other values than were written, from row {first} on ({count(len(wrong), 'chunk')})"
     path = run.tokens_path(unit)
     try:

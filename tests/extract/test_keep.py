@@ -19,7 +19,8 @@ from layerlake.errors import DataError, RequestError, SettingsDifferError, Unkno
 from layerlake.extract.batch import Batch
 from layerlake.extract.data import Document
 from layerlake.extract.driver import ExtractReport, extract
-from layerlake.extract.plan import choose_unit_rows, make_plan, pack
+from layerlake.extract.packing import choose_unit_rows, pack
+from layerlake.extract.plan import make_plan
 from layerlake.extract.repair import repair
 from layerlake.extract.unit_sequences import UnitSequences
 from layerlake.extract.windows import Sequence

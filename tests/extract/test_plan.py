@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from layerlake.errors import DataError, RequestError
 from layerlake.extract.batch import Batch, plan_batches
 from layerlake.extract.data import Document
-from layerlake.extract.plan import choose_unit_rows, make_plan, pack
+from layerlake.extract.packing import choose_unit_rows, pack
+from layerlake.extract.plan import make_plan
 from layerlake.extract.windows import Sequence
 
 lengths_lists = st.lists(st.integers(1, 60), min_size=1, max_size=60)
