@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
 from ..errors import DataError, RequestError
 from ..store.row_kinds import SEQUENCES, SPANS, TOKENS, RowKinds
+from ..store.spans import span_table
 from ..store.tokens import ROW_FIELDS, table_hash
 from .data import Document
 from .keep import Keep
 from .packing import MOST_READ, choose_pooled_rows, choose_unit_rows, pack_kinds
-from .plan_tables import PlanTables, span_table
+from .plan_tables import PlanTables
 from .windows import Sequence
 
 
@@ -102,5 +104,11 @@ def make_plan(
         tokens_hash=table_hash([*units]),
         rows=pooled,
         pooled={kind: sum(needs[kind]) for kind in kinds.pooled},
-        spans=None if spans is None else span_table(spans, needs[SPANS], places, first[SPANS]),
+        spans=None if spans is None else _placed(spans, needs[SPANS], places, first[SPANS]),
     )
+
+
+def _placed(spans: pa.Table, counts: SequenceOf[int], units: SequenceOf[int], first: SequenceOf[int]) -> pa.Table:
+    """Give spans their places: how many each sequence has, the sequence's unit, and the first of its rows of spans."""
+    rows = np.repeat(np.asarray(first), counts) + spans["span"].to_numpy()
+    return span_table(spans, np.repeat(np.asarray(units), counts), rows)

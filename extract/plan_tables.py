@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import RequestError, UnknownNameError
+from ..store.spans import find_spans
 from ..store.tokens import RESERVED_LABELS, SEQUENCE_FIELDS, SPAN_FIELDS, TOKEN_FIELDS, label_type
 from .data import Document, default_split
 from .keep import Keep
-from .pools import label_spans, pooled_tokens
 from .windows import Sequence
 
 _SEQUENCES_A_TABLE = 512
@@ -93,26 +93,9 @@ class PlanTables:
         tables = []
         for first in range(0, len(members), _SEQUENCES_A_TABLE):
             part = members[first : first + _SEQUENCES_A_TABLE]
-            tokens = self.token_table(part, first_row=0)
-            runs, labelled = label_spans(tokens, label)
-            borders = np.flatnonzero(np.diff(runs, prepend=-1))
-            sizes = np.diff(borders, append=len(runs))
-            pooled = np.bincount(runs, weights=pooled_tokens(tokens) & labelled).astype(np.int64)
-            there = np.flatnonzero(pooled)
-            at = borders[there]
-            seqs = tokens["seq"].to_numpy()[at]
-            numbers = np.array([self.facts[i]["seq"] for i in part])
-            begins, ends = np.searchsorted(seqs, numbers), np.searchsorted(seqs, numbers, side="right")
-            counts += (ends - begins).tolist()
-            start = tokens["pos"].to_numpy()[at]
-            found = tokens.select(["seq", "split", label]).take(pa.array(at))
-            for name, values in (
-                ("span", np.arange(len(at)) - np.searchsorted(seqs, seqs)),
-                ("pos_start", start),
-                ("pos_end", start + sizes[there]),
-                ("tokens", pooled[there]),
-            ):
-                found = found.append_column(name, pa.array(values, pa.int32()))
+            found = find_spans(self.token_table(part, first_row=0), label)
+            seqs, numbers = found["seq"].to_numpy(), [self.facts[i]["seq"] for i in part]
+            counts += (np.searchsorted(seqs, numbers, side="right") - np.searchsorted(seqs, numbers)).tolist()
             tables.append(found)
         return counts, pa.concat_tables(tables)
 
@@ -151,15 +134,6 @@ class PlanTables:
         return pa.array([self.facts[i][name] for i in members], kind).take(
             pa.array(np.repeat(np.arange(len(members)), lengths))
         )
-
-
-def span_table(spans: pa.Table, counts: SequenceOf[int], units: SequenceOf[int], first: SequenceOf[int]) -> pa.Table:
-    """Give the table of spans its units and rows: how many spans each sequence has, its unit, its first row of them."""
-    rows = np.repeat(np.asarray(first), counts) + spans["span"].to_numpy()
-    spans = spans.append_column("row", pa.array(rows, pa.int64()))
-    spans = spans.append_column("unit", pa.array(np.repeat(np.asarray(units), counts), pa.int64()))
-    names = [name for name, _ in SPAN_FIELDS]
-    return spans.select([*names, *(n for n in spans.column_names if n not in names)])
 
 
 def _label_names(labels: Any) -> list[str]:

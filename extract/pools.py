@@ -10,26 +10,8 @@ import pyarrow as pa
 import torch
 
 from ..store.row_kinds import POOLED, SPANS, RowKinds
+from ..store.spans import label_spans, pooled_tokens
 from .batch import Batch
-
-
-def pooled_tokens(planned: pa.Table) -> np.ndarray:
-    """Say which tokens of a planned table go into means: those that are to be stored and not special, bool (n,)."""
-    return planned["row"].is_valid().to_numpy() & ~planned["special"].to_numpy()
-
-
-def label_spans(planned: pa.Table, label: str) -> tuple[np.ndarray, np.ndarray]:
-    """Find the spans of a planned table of whole sequences: runs of tokens of one sequence with one value of a label.
-
-    Returns the number of each token's run, int64 (n,), and which tokens have a value, bool (n,). A token without one
-    (NULL) is in a run, but in no span. NaN is a value.
-    """
-    coded = planned[label].combine_chunks().dictionary_encode().indices
-    codes = coded.fill_null(-1).to_numpy(zero_copy_only=False)
-    seqs = planned["seq"].to_numpy()
-    starts = np.ones(len(codes), bool)
-    starts[1:] = (codes[1:] != codes[:-1]) | (seqs[1:] != seqs[:-1])
-    return np.cumsum(starts) - 1, codes >= 0
 
 
 @dataclass(frozen=True)

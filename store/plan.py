@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .parquet import read_row_group, read_schema, read_table
+from .spans import spans_bytes
 from .tokens import SEQUENCE_FIELDS, SPAN_FIELDS, TOKEN_FIELDS
 
 UNITS_A_FILE = 64
@@ -27,7 +28,7 @@ def write_plan(
     folder.mkdir()
     pq.write_table(sequences, folder / "sequences.parquet", compression="zstd")
     if spans is not None:
-        pq.write_table(spans, folder / SPANS_FILE, compression="zstd")
+        (folder / SPANS_FILE).write_bytes(spans_bytes(spans))
     left = iter(units)
     first = 0
     while tables := list(itertools.islice(left, UNITS_A_FILE)):

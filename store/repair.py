@@ -10,14 +10,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from ..errors import CorruptLakeError, LayerlakeError
 from .create import zarr_metadata
 from .durable import write_temporary
 from .orphans import remove, scratch_orphans
 from .parquet import read_table, table_bytes
-from .plan import UNITS_A_FILE, tokens_file, tokens_file_bytes
+from .plan import SPANS_FILE, UNITS_A_FILE, tokens_file, tokens_file_bytes
+from .row_kinds import SPANS
 from .run import Run
 from .set_aside import SetAside
+from .spans import spans_bytes, unit_spans
 from .verify import Problem, planned_unit, verify_run
 
 RECREATED = "recreated"
@@ -235,6 +239,11 @@ class RunRepair:
             made = zarr_metadata(record)
             if name in made:
                 return made[name]
+        label = record.row_kinds.label
+        if self.run.folder / name == plan / SPANS_FILE and label is not None:
+            units = range(record.units)
+            found = (unit_spans(self.run.planned_tokens(u), label, u, record.rows[SPANS]) for u in units)
+            return spans_bytes(pa.concat_tables(found))
         for first in range(0, record.units, UNITS_A_FILE):
             if self.run.folder / name == tokens_file(plan, first):
                 units = range(first, min(first + UNITS_A_FILE, record.units))
