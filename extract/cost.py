@@ -18,8 +18,8 @@ from .batch_check import check_batches
 from .prepare import Prepared, prepare, torch_threads
 from .replay_check import BUDGET
 from .request import ExtractRequest
-from .space import array_bytes, check_space, free_bytes
 from .settings import array_points
+from .space import array_bytes, check_space, free_bytes
 from .worker import to_stored
 
 _SECONDS = 10.0

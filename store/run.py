@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..errors import CorruptLakeError, UnknownNameError, WorldError
+from ..errors import CorruptLakeError, RequestError, UnknownNameError, WorldError
 from .durable import exclusive_lock, file_sha256, read_sealed
 from .layout import check_run_name, is_run_name, runs_folder, unit_name
 from .parquet import read_table
