@@ -51,8 +51,10 @@ class Cost:
     tokens_read: int
     units: int
     unit_rows: int
+    unit_sizes: dict[str, int]
+    """Rows of a unit by the kinds of rows that are stored."""
     waste: float
-    """The share of planned rows that stay unused."""
+    """The share of planned rows of tokens that stay unused."""
     padding: float
     """Pads a token that is read, in the batches of the first units."""
     arrays: list[ArrayCost]
@@ -125,6 +127,7 @@ def plan(
         tokens_read=ready.plan.read,
         units=record.units,
         unit_rows=record.unit_rows,
+        unit_sizes={kind: record.unit_size(kind) for kind in record.row_kinds.kinds},
         waste=ready.plan.waste,
         padding=sum(b.input_ids.numel() for b in batches) / real - 1,
         arrays=arrays,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..store.printing import count
+from ..store.row_kinds import TOKENS
 from .cost import ArrayCost, Cost
 from .space import shown_bytes
 
@@ -15,8 +16,7 @@ def cost_lines(cost: Cost) -> list[str]:
     lines = [
         f"Run {cost.run}: {stored}{count(cost.tokens_read, 'token')} in {count(cost.sequences, 'sequence')} of "
         f"{count(cost.documents, 'document')}.",
-        f"Units: {cost.units:,} of {cost.unit_rows:,} rows, {cost.waste:.0%} of them unused; batches are "
-        f"{cost.padding / (1 + cost.padding):.0%} padding.",
+        f"Units: {cost.units:,} of {_sizes(cost)}; batches are {cost.padding / (1 + cost.padding):.0%} padding.",
         f"Disk: {shown_bytes(cost.bytes)} in {count(len(cost.arrays), 'array')} "
         f"({'; '.join(_kinds(cost.arrays))}); {shown_bytes(cost.free)} are free.",
     ]
@@ -34,6 +34,14 @@ def cost_lines(cost: Cost) -> list[str]:
             else "Storing the values and reading them back once takes less time than computing them again."
         )
     return lines
+
+
+def _sizes(cost: Cost) -> str:
+    """Say how many rows of each kind a unit has."""
+    parts = [f"{n:,} rows of {kind}" for kind, n in cost.unit_sizes.items() if kind != TOKENS]
+    if TOKENS in cost.unit_sizes:
+        parts = [f"{cost.unit_rows:,} rows, {cost.waste:.0%} of them unused", *parts]
+    return ", ".join(parts)
 
 
 def _kinds(arrays: Sequence[ArrayCost]) -> list[str]:

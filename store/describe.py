@@ -9,6 +9,7 @@ from .label_sets import newest_label_sets
 from .lake import Lake
 from .plan import label_columns
 from .printing import print_rows
+from .row_kinds import TOKENS
 
 
 def describe_run(lake: Lake, name: str) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def describe_run(lake: Lake, name: str) -> dict[str, Any]:
         "stored": progress[0] if progress else {"units": 0, "tokens": 0, "sequences": 0},
         "unit_rows": record.unit_rows,
         "rows": str(record.row_kinds),
-        "pooled_rows": record.rows,
+        "unit_sizes": {kind: record.unit_size(kind) for kind in record.row_kinds.kinds},
         "settings": record.settings,
         "labels": [f.name for f in label_columns(run.folder / "plan")["tokens"]],
         "annotated": [
@@ -65,7 +66,7 @@ def print_description(description: dict[str, Any]) -> None:
         "data": description["source"].get("data"),
         "created": f"{description['created']} by layerlake {description['created_by']}",
         "identity": description["identity"],
-        "units": f"{stored['units']} of {planned['units']}, {description['unit_rows']} rows each",
+        "units": f"{stored['units']} of {planned['units']}, {_sizes(description['unit_sizes'])} each",
         "rows": description["rows"],
         "tokens": f"{stored['tokens']} of {planned['tokens']} in {planned['sequences']} sequences",
     }
@@ -87,3 +88,7 @@ def print_description(description: dict[str, Any]) -> None:
         print()
         rows = [list(a.values()) for a in description["arrays"]]
         print_rows(columns, rows, numbers=frozenset(columns) - {"site", "rows", "dtype", "codec"})
+
+
+def _sizes(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{n} rows" if kind == TOKENS else f"{n} rows of {kind}" for kind, n in sizes.items())

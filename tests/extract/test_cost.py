@@ -31,6 +31,8 @@ def data(tmp_path) -> Path:
         {"dtype": "bfloat16", "sites": ("resid_post", "z", "logits"), "layers": "0,2"},
         {"keep": "pos = length - 1", "unit_rows": 64},
         {"window": 20, "overlap": 5},
+        {"rows": "tokens,sequences"},
+        {"rows": "sequences", "window": 20},
     ],
 )
 def test_what_is_told_is_what_the_extraction_takes(tmp_path, data, options):
@@ -42,6 +44,7 @@ def test_what_is_told_is_what_the_extraction_takes(tmp_path, data, options):
     assert (told.tokens, told.tokens_read, told.sequences) == (report.tokens, report.tokens_read, report.sequences)
     assert (told.units, told.unit_rows) == (report.units, run.record.unit_rows)
     assert told.waste == pytest.approx(1 - report.tokens / (report.units * run.record.unit_rows))
+    assert told.unit_sizes == {kind: run.record.unit_size(kind) for kind in run.record.row_kinds.kinds}
     for array in told.arrays:
         shards = (run.folder / "activations.zarr" / array.name).glob("c.*")
         assert sum(p.stat().st_size for p in shards) == array.bytes

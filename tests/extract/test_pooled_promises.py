@@ -198,7 +198,10 @@ class TestRequests:
             return done.output
 
         assert "tokens, sequences, spans:k" in told("ls")
-        assert "resid_post" in told("show", "means")
+        sizes = Lake.open(made / "lake").run("means").record.rows
+        shown = told("show", "means")
+        assert f"{sizes['sequences']} rows of sequences, {sizes['spans']} rows of spans each" in shown
+        assert "sequences, spans:k" in shown
         assert json.loads(told("show", "means", "--json"))["rows"] == "sequences, spans:k"
         query = "SELECT rows, count(*) AS n FROM arrays WHERE run = 'all' GROUP BY rows ORDER BY rows"
         assert [r["n"] for r in Lake.open(made / "lake").sql(query).to_pylist()] == [3, 3, 3]
