@@ -133,6 +133,12 @@ class TestNeverOtherRows:
         with pytest.raises(RequestError, match="stores no tokens, .* but rows of sequences and spans"):
             probe_layers(lake, "means", "k")
 
+    def test_a_probe_of_a_run_with_means_too_is_fitted_on_its_tokens(self, spoiled):
+        some = {"layers": [1], "sites": ["resid_post"], "seeds": (0,), "where": "k < 2"}
+        found = [probe_layers(Lake.open(spoiled), name, "k", **some).rows() for name in ("all", "tokens")]
+        assert found[0]
+        assert [r["value"] for r in found[0]] == [r["value"] for r in found[1]]
+
     def test_a_damaged_chunk_is_not_given_out(self, spoiled):
         found = Lake.open(spoiled)
         sel = found.select("SELECT run, row FROM spans WHERE run = 'all' ORDER BY row", verify=True)
@@ -213,6 +219,31 @@ class TestRequests:
         found.annotate("means", pa.table({"seq": [2, 0], "pos": [0, 0], "z": [5, 7]}), "z")
         query = "SELECT seq, pos, z FROM tokens WHERE run = 'means' AND z IS NOT NULL ORDER BY seq"
         assert [tuple(r.values()) for r in found.sql(query).to_pylist()] == [(0, 0, 7), (2, 0, 5)]
+        assert len(found.select("SELECT run, row FROM spans WHERE run = 'means'")) > 20  # the run was indexed anew
+
+    def test_spans_of_other_labels_and_types_share_a_table(self, tmp_path):
+        path = tmp_path / "d.jsonl"
+        path.write_text(json.dumps({"input_ids": [1, 2, 3], "k": [1, 1, 2], "d": [True, None, False]}) + "\n")
+        run(tmp_path, "numbers")
+        run(tmp_path, "flags", rows="spans:d")
+        path.write_text(json.dumps({"input_ids": [1, 2, 3], "k": ["x", "x", "y"], "d": [None] * 3}) + "\n")
+        run(tmp_path, "texts")
+        found = (
+            Lake.open(tmp_path / "lake").sql("SELECT run, k, d, tokens FROM spans ORDER BY run DESC, row").to_pylist()
+        )
+        assert [tuple(r.values()) for r in found] == [
+            ("texts", "x", None, 2),
+            ("texts", "y", None, 1),
+            ("numbers", "1", None, 2),
+            ("numbers", "2", None, 1),
+            ("flags", None, True, 1),
+            ("flags", None, False, 1),
+        ]
+
+    def test_a_label_that_the_table_has_a_column_for_is_refused(self, tmp_path):
+        (tmp_path / "d.jsonl").write_text(json.dumps({"input_ids": [1], "Span": [1]}) + "\n")
+        with pytest.raises(RequestError, match="spans has a column 'Span' of its own"):
+            run(tmp_path, rows="spans:Span", label_columns=["Span"])
 
 
 class TestStored:
@@ -308,6 +339,17 @@ class TestKept:
         assert report.sequences > 20
         assert report.values is not None
         assert report.values < 0.01
+
+    def test_replay_finds_means_of_a_wrong_place_where_every_checksum_is_right(self, tmp_path, monkeypatch):
+        write(tmp_path / "d.jsonl", 20)
+        real = worker.BatchPools.means
+        with monkeypatch.context() as patched:
+            patched.setattr(worker.BatchPools, "means", lambda *a: (real(*a)[0], np.roll(real(*a)[1], 1, axis=0)))
+            patched.setattr(worker.ReplayCheck, "check", lambda *a: None)
+            run(tmp_path, rows="sequences")
+        assert Lake.open(tmp_path / "lake").verify() == []
+        (problem,) = verify_replay(tmp_path / "lake").problems
+        assert "its mean that was to be stored at site embed is not that of" in problem.what
 
     @pytest.mark.parametrize(
         "fault",
