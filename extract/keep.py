@@ -27,7 +27,7 @@ from ..store.catalog_session import CONFINE
 from ..store.tokens import SEQUENCE_FIELDS, TOKEN_FIELDS
 
 _FIELDS = dict([*TOKEN_FIELDS, *SEQUENCE_FIELDS])
-COLUMNS = tuple(name for name in _FIELDS if name not in ("row", "unit", "first_row", "rows"))
+COLUMNS = tuple(name for name in _FIELDS if name not in ("row", "unit", "first_row", "rows", "sequence_row"))
 """What a condition can ask of every run's tokens, apart from labels."""
 
 _TABLES = ("tokens", "sequences")

@@ -69,7 +69,7 @@ def refuse_hooks(model: LoadedModel, sites: Sequence[SitePoint] = (), batch: Bat
         size = min(
             5, model.max_length or 5
         )  # no longer than what settles its sites: not every model runs at any length
-        ids = np.random.default_rng(0).integers(0, model.vocab_size or 2, size, dtype=np.int64)
+        ids = np.random.default_rng(7).integers(0, model.vocab_size or 2, size, dtype=np.int64)
         batch = Batch.of([ids], "none", model.device)
 
     def run_without(left_out: Sequence[tuple[str, dict[int, Any], int]]) -> dict[str, torch.Tensor]:

@@ -68,7 +68,7 @@ class PlanTables:
     ) -> pa.Table:
         """Build the table of the sequences `members`: their units, first rows, numbers of rows, and means' rows."""
         found = [
-            self.facts[i] | {"unit": unit, "first_row": at, "rows": n, "row": mean}
+            self.facts[i] | {"unit": unit, "first_row": at, "rows": n, "sequence_row": mean}
             for i, unit, at, n, mean in zip(members, units, first, rows, means, strict=True)
         ]
         return pa.Table.from_pylist(

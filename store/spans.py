@@ -57,7 +57,7 @@ def find_spans(planned: pa.Table, label: str) -> pa.Table:
 
 def span_table(spans: pa.Table, units: Sequence[int] | np.ndarray, rows: Sequence[int] | np.ndarray) -> pa.Table:
     """Give spans their units and rows, and all columns their order."""
-    spans = spans.append_column("row", pa.array(rows, pa.int64()))
+    spans = spans.append_column("span_row", pa.array(rows, pa.int64()))
     spans = spans.append_column("unit", pa.array(units, pa.int64()))
     return spans.select([*(name for name, _ in SPAN_FIELDS), *(n for n in spans.column_names if n not in _OWN)])
 

@@ -32,11 +32,11 @@ SEQUENCE_FIELDS: tuple[tuple[str, pa.DataType], ...] = (
     ("length", pa.int32()),
     ("rows", pa.int32()),
     ("first_row", pa.int64()),
-    ("row", pa.int64()),
+    ("sequence_row", pa.int64()),
     ("split", pa.string()),
 )
 SPAN_FIELDS: tuple[tuple[str, pa.DataType], ...] = (
-    ("row", pa.int64()),
+    ("span_row", pa.int64()),
     ("seq", pa.int64()),
     ("unit", pa.int64()),
     ("span", pa.int32()),

@@ -136,7 +136,7 @@ def stored(lake: Path, ids: list[list[int]], run: str) -> list[dict[str, np.ndar
     found = []
     for n, expected in enumerate(ids):
         sel = opened.select(
-            f"SELECT run, tokens.row, token_id FROM tokens JOIN sequences USING (run, seq) WHERE run = '{run}' "
+            f"SELECT run, row, token_id FROM tokens JOIN sequences USING (run, seq) WHERE run = '{run}' "
             f"AND document LIKE '%:{n + 1}' ORDER BY pos"
         )
         assert sel.table["token_id"].to_pylist() == expected
@@ -210,8 +210,7 @@ def test_I01_stored_values_patched_back_change_nothing(tmp_path, family, dtype):
 
     for n in range(len(ids)):
         sel = lake.select(
-            "SELECT run, tokens.row FROM tokens JOIN sequences USING (run, seq) "
-            f"WHERE document LIKE '%:{n + 1}' ORDER BY pos"
+            f"SELECT run, row FROM tokens JOIN sequences USING (run, seq) WHERE document LIKE '%:{n + 1}' ORDER BY pos"
         )
         for point in points:
             kept = sel.tensor(point.layer, point.site)

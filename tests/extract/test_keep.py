@@ -291,7 +291,7 @@ def test_every_damaged_file_of_a_run_of_kept_tokens_is_named(tmp_path):
     whole = found.stored_tokens(0)
     assert whole["row"].to_pylist() == list(range(36)) and found.planned_tokens(0).num_rows == 108
     files = [p for p in found.folder.rglob("*") if p.is_file() and p.name != "driver.lock"]
-    assert len(files) == 12
+    assert len(files) == 13
     for path in files:
         before = path.read_bytes()
         damaged = bytearray(before)

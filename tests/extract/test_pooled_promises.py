@@ -72,7 +72,7 @@ def spoiled(made, tmp_path) -> Path:
 
 class TestNeverOtherRows:
     def test_of_several_kinds_the_reader_says_which(self, lake):
-        sel = lake.select("SELECT run, row FROM spans WHERE run = 'all'")
+        sel = lake.select("SELECT run, span_row AS row FROM spans WHERE run = 'all'")
         for read in (sel.array, sel.bits, sel.tensor, sel.batches, sel.torch_dataset):
             with pytest.raises(RequestError, match="stores rows of tokens and sequences and spans: say which"):
                 read(0)
@@ -80,9 +80,9 @@ class TestNeverOtherRows:
             sel.array(0, rows="span")
 
     def test_of_one_kind_it_need_not_be_said(self, lake):
-        sel = lake.select("SELECT run, row FROM sequences WHERE run = 'seqs' ORDER BY row")
+        sel = lake.select("SELECT run, sequence_row AS row FROM sequences WHERE run = 'seqs' ORDER BY row")
         assert np.array_equal(sel.bits(0), sel.bits(0, rows="sequences"))
-        same = lake.select("SELECT run, row FROM sequences WHERE run = 'all' ORDER BY row")
+        same = lake.select("SELECT run, sequence_row AS row FROM sequences WHERE run = 'all' ORDER BY row")
         assert np.array_equal(sel.bits([0, 1]), same.bits([0, 1], rows="sequences"))
 
     def test_a_kind_that_the_run_does_not_store_is_refused(self, lake):
@@ -103,7 +103,9 @@ class TestNeverOtherRows:
     @pytest.mark.parametrize("kind", ["sequences", "spans"])
     def test_a_row_that_is_not_there_is_refused(self, lake, kind):
         record = lake.run("all").record
-        used = set(lake.sql(f"SELECT row FROM {kind} WHERE run = 'all' AND row IS NOT NULL")["row"].to_pylist())
+        used = set(
+            lake.sql(f"SELECT {kind[:-1]}_row AS r FROM {kind} WHERE run = 'all' AND r IS NOT NULL")["r"].to_pylist()
+        )
         everything = range(record.units * record.rows[kind])
         assert used < set(everything)
         for row in everything:
@@ -118,15 +120,15 @@ class TestNeverOtherRows:
 
     def test_rows_of_one_kind_in_one_run_and_another_in_another_are_refused(self, lake):
         tokens = "SELECT run, row FROM tokens WHERE run = 'tokens'"
-        both = f"{tokens} UNION ALL SELECT run, row FROM sequences WHERE run = 'seqs'"
+        both = f"{tokens} UNION ALL SELECT run, sequence_row AS row FROM sequences WHERE run = 'seqs'"
         with pytest.raises(RequestError, match="rows of sequences and tokens"):
             lake.select(both).array(0)
 
     def test_a_mean_has_no_context(self, lake):
         with pytest.raises(RequestError, match="say which"):
-            lake.select("SELECT run, row FROM spans WHERE run = 'all'").context(0)
+            lake.select("SELECT run, span_row AS row FROM spans WHERE run = 'all'").context(0)
         with pytest.raises(RequestError, match="is a mean"):
-            lake.select("SELECT run, row FROM sequences WHERE run = 'seqs'").context(0)
+            lake.select("SELECT run, sequence_row AS row FROM sequences WHERE run = 'seqs'").context(0)
         assert lake.select("SELECT run, row FROM tokens WHERE run = 'all'").context(0, rows="tokens").token
 
     def test_probes_need_tokens(self, lake):
@@ -141,14 +143,14 @@ class TestNeverOtherRows:
 
     def test_a_damaged_chunk_is_not_given_out(self, spoiled):
         found = Lake.open(spoiled)
-        sel = found.select("SELECT run, row FROM spans WHERE run = 'all' ORDER BY row", verify=True)
+        sel = found.select("SELECT run, span_row AS row FROM spans WHERE run = 'all' ORDER BY row", verify=True)
         flip(spoiled / "runs/all/activations.zarr/resid_post-1.spans/c.0.0")
         sel.array(0, rows="spans")
         with pytest.raises(Exception, match="spans/c.0.0 holds other bytes"):
             sel.array(1, rows="spans")
 
     def test_every_way_of_reading_gives_the_same(self, lake, tmp_path):
-        sel = lake.select("SELECT run, row, k FROM spans WHERE run = 'all' ORDER BY k, row")
+        sel = lake.select("SELECT run, span_row AS row, k FROM spans WHERE run = 'all' ORDER BY k, row")
         whole = sel.array(1, rows="spans")
         assert whole.shape == (len(sel), 8)
         assert np.array_equal(copy.copy(sel).array(1, rows="spans"), whole)
@@ -219,7 +221,9 @@ class TestRequests:
         found.annotate("means", pa.table({"seq": [2, 0], "pos": [0, 0], "z": [5, 7]}), "z")
         query = "SELECT seq, pos, z FROM tokens WHERE run = 'means' AND z IS NOT NULL ORDER BY seq"
         assert [tuple(r.values()) for r in found.sql(query).to_pylist()] == [(0, 0, 7), (2, 0, 5)]
-        assert len(found.select("SELECT run, row FROM spans WHERE run = 'means'")) > 20  # the run was indexed anew
+        assert (
+            len(found.select("SELECT run, span_row AS row FROM spans WHERE run = 'means'")) > 20
+        )  # the run was indexed anew
 
     def test_spans_of_other_labels_and_types_share_a_table(self, tmp_path):
         path = tmp_path / "d.jsonl"
@@ -229,7 +233,9 @@ class TestRequests:
         path.write_text(json.dumps({"input_ids": [1, 2, 3], "k": ["x", "x", "y"], "d": [None] * 3}) + "\n")
         run(tmp_path, "texts")
         found = (
-            Lake.open(tmp_path / "lake").sql("SELECT run, k, d, tokens FROM spans ORDER BY run DESC, row").to_pylist()
+            Lake.open(tmp_path / "lake")
+            .sql("SELECT run, k, d, tokens FROM spans ORDER BY run DESC, span_row")
+            .to_pylist()
         )
         assert [tuple(r.values()) for r in found] == [
             ("texts", "x", None, 2),
@@ -253,7 +259,10 @@ class TestStored:
         assert layerlake.store.zarr_bfloat16
         group = zarr.open_group(made / "lake/runs/all/activations.zarr", mode="r")
         for kind in ("sequences", "spans"):
-            sel = lake.select(f"SELECT run, row FROM {kind} WHERE run = 'all' AND row IS NOT NULL ORDER BY row")
+            sel = lake.select(
+                f"SELECT run, {kind[:-1]}_row AS row FROM {kind} "
+                f"WHERE run = 'all' AND {kind[:-1]}_row IS NOT NULL ORDER BY row"
+            )
             mine = sel.array(1, rows=kind)
             name = f"resid_post-1.{kind}"
             array = np.asarray(group[name][:]).astype(np.float32)
@@ -270,7 +279,9 @@ class TestStored:
 
     def test_statistics_are_of_the_means_and_leave_tails_out(self, lake):
         for kind in ("sequences", "spans"):
-            sel = lake.select(f"SELECT run, row FROM {kind} WHERE run = 'all' AND row IS NOT NULL")
+            sel = lake.select(
+                f"SELECT run, {kind[:-1]}_row AS row FROM {kind} WHERE run = 'all' AND {kind[:-1]}_row IS NOT NULL"
+            )
             values = sel.array(0, rows=kind).astype(np.float64)
             query = f"SELECT * FROM stats WHERE run = 'all' AND site = 'resid_post' AND layer = 0 AND rows = '{kind}'"
             (stats,) = lake.sql(query).to_pylist()

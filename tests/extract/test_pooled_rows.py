@@ -98,14 +98,17 @@ def check_means(
                 wanted["spans"].append((seq, inside))
                 facts.append((seq, value, start, end, len(inside)))
     for kind in {"sequences", "spans"} & set(kinds):
-        sel = lake.select(f"SELECT run, row, seq FROM {kind} WHERE run = '{name}' AND row IS NOT NULL ORDER BY row")
+        sel = lake.select(
+            f"SELECT run, {kind[:-1]}_row AS row, seq FROM {kind} "
+            f"WHERE run = '{name}' AND {kind[:-1]}_row IS NOT NULL ORDER BY row"
+        )
         assert sel.table["seq"].to_pylist() == [seq for seq, _ in wanted[kind]]
         for site, layer in reference[next(iter(ids))]:
             found = sel.array(layer, site, rows=kind)
             means = np.stack([reference[s][site, layer][at].astype(np.float64).mean(0) for s, at in wanted[kind]])
             np.testing.assert_allclose(found, means, rtol=0, atol=1e-5)
     if "spans" in kinds:
-        query = f"SELECT seq, k, pos_start, pos_end, tokens FROM spans WHERE run = '{name}' ORDER BY row"
+        query = f"SELECT seq, k, pos_start, pos_end, tokens FROM spans WHERE run = '{name}' ORDER BY span_row"
         assert [tuple(r.values()) for r in lake.sql(query).to_pylist()] == facts
 
 
@@ -190,11 +193,11 @@ def test_special_tokens_are_in_no_mean(tmp_path, padding):
     check_means(lake, "r", ids, labels, plain, kept)
     # Of a sequence of which special tokens alone are stored there is no mean, and the table says so.
     run(tmp_path, "s", model, padding=padding, keep="special OR seq = 0")
-    table = lake.sql("SELECT seq, row, rows FROM sequences WHERE run = 's' ORDER BY seq").to_pylist()
+    table = lake.sql("SELECT seq, sequence_row AS row, rows FROM sequences WHERE run = 's' ORDER BY seq").to_pylist()
     assert [(t["row"], t["rows"]) for t in table] == [(0, len(ids[0])), (None, 2), (None, 2)]
     check_means(lake, "s", ids, labels, plain, {s: k if s == 0 else [False] * len(k) for s, k in kept.items()})
     with pytest.raises(RequestError, match="2 NULLs"):
-        lake.select("SELECT run, row FROM sequences WHERE run = 's'")
+        lake.select("SELECT run, sequence_row AS row FROM sequences WHERE run = 's'")
     with pytest.raises(RequestError, match="no row of sequences: all are special"):
         run(tmp_path, "t", model, rows="sequences", keep="special")
 
@@ -208,7 +211,7 @@ def test_a_mean_is_of_the_values_before_they_are_rounded_and_is_rounded_once(tmp
     lake = Lake.open(tmp_path / "lake")
     values = lake.select("SELECT run, row, seq, pos FROM tokens WHERE run = 'full' ORDER BY row")
     whole = values.array(1, rows="tokens").reshape(3, 12, -1)
-    found = lake.select("SELECT run, row, seq, pos_start, pos_end FROM spans WHERE run = 'r' ORDER BY row")
+    found = lake.select("SELECT run, span_row AS row, seq, pos_start, pos_end FROM spans WHERE run = 'r' ORDER BY row")
     bits = found.tensor(1, rows="spans")
     for mean, place in zip(bits, found.table.to_pylist(), strict=True):
         part = whole[place["seq"], place["pos_start"] : place["pos_end"]]
@@ -250,6 +253,8 @@ def test_a_site_of_any_shape_has_means(tmp_path):
     for site in ("pattern", "z"):
         tokens = lake.select("SELECT run, row, seq FROM tokens ORDER BY row")
         values, seqs = tokens.array(0, site, rows="tokens"), tokens.table["seq"].to_numpy()
-        means = lake.select("SELECT run, row FROM sequences ORDER BY row").array(0, site, rows="sequences")
+        means = lake.select("SELECT run, sequence_row AS row FROM sequences ORDER BY row").array(
+            0, site, rows="sequences"
+        )
         expected = np.stack([values[seqs == s].astype(np.float64).mean(0) for s in (0, 1)])
         np.testing.assert_allclose(means, expected, rtol=0, atol=1e-7)

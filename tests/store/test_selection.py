@@ -43,7 +43,7 @@ def read_by_zarr(lake: Lake, table: pa.Table, array: str) -> np.ndarray:
 
 
 QUERIES = {
-    "a join": "SELECT run, tokens.row, document FROM tokens JOIN sequences USING (run, seq) WHERE document <> 'doc1'",
+    "a join": "SELECT run, row, document FROM tokens JOIN sequences USING (run, seq) WHERE document <> 'doc1'",
     "the last token of each sequence": "SELECT run, row FROM tokens QUALIFY row_number() OVER (PARTITION BY run, seq "
     "ORDER BY pos DESC) = 1 ORDER BY random()",
     "a sample by reservoir": "SELECT run, row FROM tokens USING SAMPLE reservoir(20 ROWS) REPEATABLE (3)",
