@@ -255,3 +255,9 @@ def names_a_block_twice() -> TorchModel:
 
 def pads_in_the_middle() -> TorchModel:
     return _of(Base, padding=("middle",))
+
+
+def hooked_for_long_sequences() -> TorchModel:
+    model = _of(Base)
+    model.module.a.register_forward_hook(lambda _m, _i, output: output * 2 if output.shape[1] > 8 else None)
+    return model

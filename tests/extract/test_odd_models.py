@@ -49,6 +49,7 @@ def data(tmp_path: Path) -> Path:
         ("stack_with_normed_weights", "'rnn' is a stack of 2 recurrent layers that cannot be taken apart"),
         ("twice", "module 'a' was executed 2 times"),
         ("leaves", "failed with SystemExit: 3"),
+        ("hooked_for_long_sequences", "1 hook of someone else, and the one on 'a'.*changes what it computes"),
         ("names_a_block_twice", "`blocks` names 'a' twice"),
     ],
 )
