@@ -13,6 +13,7 @@ from layerlake.extract.architectures import ARCHITECTURES, Place
 from layerlake.extract.loaded_model import LoadedModel, ModelSource
 from layerlake.extract.models import load_model
 from layerlake.extract.self_test import Check, SelfTest
+from processes import run_layerlake
 from toy_models import REGISTERED, save_model
 
 
@@ -132,6 +133,12 @@ def test_a_found_model_that_feels_no_edit_is_refused(tmp_path):
     model.save_pretrained(tmp_path / "m")
     with pytest.raises(ModelError, match="an edit at any site that can be edited changes the output .embed, "):
         load_model(ModelSource(str(tmp_path / "m")))
+
+
+def test_a_seed_below_zero_is_a_wrong_request():
+    result = run_layerlake("doctor", "toy_models:lstm", "--seed", -1)
+    assert result.returncode == 2
+    assert "--seed" in result.stderr
 
 
 def test_a_model_of_any_length_may_say_so(tmp_path):
