@@ -168,7 +168,8 @@ def test_E04_rotary_frequencies_that_turn_at_a_length_are_those_of_the_sequence_
         with torch.no_grad():
             model(torch.tensor([ids[n]]))
         stored = lake.select(
-            f"SELECT run, row FROM tokens JOIN sequences USING (run, seq) WHERE document LIKE '%:{n + 1}' ORDER BY pos"
+            f"SELECT run, tokens.row FROM tokens JOIN sequences USING (run, seq) WHERE document LIKE '%:{n + 1}' "
+            "ORDER BY pos"
         )
         np.testing.assert_allclose(stored.array(layer=1, site="resid_post"), seen[0].numpy(), atol=1e-5)
     with pytest.raises(RequestError, match="Padding on the right is not known"):
