@@ -13,6 +13,7 @@ from ..errors import ForwardError, ModelError
 from .batch import Batch, Padding, plan_batches, split_sequences
 from .hooks import SitePoint
 from .loaded_model import LoadedModel
+from .models import refuse_hooks
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 """By dtype of a site, how far a row may lie from the same row of another batch, as a share of the row's norm.
@@ -37,11 +38,13 @@ def check_batches(
     shortest alone once more. So a padding side that is declared wrongly, a model that mixes or reorders the rows of a
     batch, keeps a state from call to call, or draws random numbers, is noticed; the choice depends on the data alone.
 
+    Hooks of someone else that act on this batch, and not on the few ids that a model is loaded with, are refused too.
     A forward that fails is left to the workers, who report it with the unit that it belongs to.
     """
     batch = _choose(units[:_UNITS_LOOKED_AT], batch_tokens, padding)
     try:
         together = Batch.of(batch, padding, model.device)
+        refuse_hooks(model, points, together)
         found, _ = model.run(together, points)
         alone = {i: _alone(model, points, batch[i]) for i in {len(batch) - 1, 0}}
         again = _alone(model, points, batch[-1])

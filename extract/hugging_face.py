@@ -123,14 +123,29 @@ def of_transformers(source: ModelSource, module: Any, tokenizer: Any, architectu
             getattr(config, "num_attention_heads", None),
             patterns=config.model_type == "bloom" or identity["attention"] == "eager",
         ),
-        architecture.padding,
+        () if _turns_by_length(config) else architecture.padding,
         tokenizer,
-        module.get_input_embeddings().num_embeddings,
-        getattr(config, "max_position_embeddings", None),
+        len(module.get_input_embeddings().weight),
+        _longest(config),
         identity,
         prefix=prefix,
         architecture=architecture,
     )
+
+
+def _turns_by_length(config: Any) -> bool:
+    """Tell whether the longest sequence of a batch turns the rotary frequencies of all of them.
+
+    Then only equal lengths may share one. Short trial sequences may never reach the length at which they turn.
+    """
+    given = getattr(config, "rope_parameters", None) or {}
+    kinds = [given, *(g for g in given.values() if isinstance(g, dict))]  # some models have them by kind of layer
+    return any(g.get("rope_type") in ("dynamic", "longrope") for g in kinds)
+
+
+def _longest(config: Any) -> int | None:
+    longest = getattr(config, "max_position_embeddings", None)
+    return longest if isinstance(longest, int) and longest > 0 else None  # some write -1 for "any length"
 
 
 def _refuse_encoder_decoder(config: Any, source: ModelSource) -> None:

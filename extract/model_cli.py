@@ -56,7 +56,7 @@ def doctor(
     attention: AttentionOption = "auto",
     trust_remote_code: TrustOption = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Draws the sequences that are tried.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the sequences that are tried.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Hold a model to the equations that must hold between its sites.
@@ -92,7 +92,7 @@ def verify(
     replay: Annotated[
         bool, typer.Option("--replay", help="Hold stored rows to plain forwards of the reloaded model too.")
     ] = False,
-    share: Annotated[float, typer.Option(help="With --replay: the share of the tokens to run again.")] = 0.02,
+    share: Annotated[float, typer.Option(help="With --replay: the share of the tokens to run again; 1 is all.")] = 0.02,
     model: Annotated[
         str | None, typer.Option(help="With --replay: where the run's model lies now, if it was moved.")
     ] = None,

@@ -5,13 +5,14 @@ No batch, no padding, no mask, no position ids, and hooks of its own that copy w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..errors import ModelError
 from .batch import Batch
 from .hooks import Call, SitePoint
 from .loaded_model import LoadedModel
@@ -59,7 +60,7 @@ def plain_forward(model: LoadedModel, ids: np.ndarray, modules: Iterable[str], *
 
         def after(module: Any, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
             seen.calls[path] = Call(args, kwargs, output)
-            seen.outputs[path] = _first(output).clone()
+            seen.outputs[path] = first_tensor(output).clone()
 
         module = model.module.get_submodule(path)
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
@@ -74,12 +75,21 @@ def plain_forward(model: LoadedModel, ids: np.ndarray, modules: Iterable[str], *
     finally:
         for handle in handles:
             handle.remove()
-    seen.result = _first(output)
+    seen.result = first_tensor(output)
     return seen
 
 
-def _first(output: Any) -> torch.Tensor:
+def first_tensor(output: Any) -> torch.Tensor:
+    """Give the logits or hidden states in what a module returned: a tensor, or the first in a tuple, list or dict."""
     for name in ("logits", "last_hidden_state"):
         if isinstance(found := getattr(output, name, None), torch.Tensor):
             return found
-    return output if isinstance(output, torch.Tensor) else _first(output[0])
+    if isinstance(output, torch.Tensor):
+        return output
+    items = list(output.values()) if isinstance(output, Mapping) else output
+    if not isinstance(items, (tuple, list)) or not items:
+        raise ModelError(
+            f"A forward of the model, or of a module that was looked at, returned {type(output).__name__}, where a "
+            "tensor, or a tuple or dict that begins with one, is needed to prove what is stored."
+        )
+    return first_tensor(items[0])

@@ -20,8 +20,8 @@ from .batch_check import TOLERANCES, row_distance
 from .hooks import SitePoint
 from .loaded_model import LoadedModel
 from .pools import rounded_once
-from .reference import PlainForward, plain_forward
-from .tail import apply_tail
+from .reference import PlainForward, first_tensor, plain_forward
+from .tail import apply_tail, scaled_head
 from .unit_sequences import UnitSequences
 
 BUDGET = 0.02
@@ -116,6 +116,8 @@ class ReplayCheck:
         lengths = sequences.lengths
         is_first = self.tokens_run == 0
         room = self.budget * (self.tokens_run + sum(lengths)) - self.tokens_replayed
+        if self.budget >= 1:
+            return list(range(len(lengths)))
         digest = hashlib.sha256(f"{self.run.record.identity} {unit}".encode()).digest()
         order = np.random.default_rng(int.from_bytes(digest[:8], "little")).permutation(len(lengths)).tolist()
         order = [i for i in order if sequences.has_rows(i)]  # the others prove nothing
@@ -272,6 +274,7 @@ class ReplayCheck:
         if output is None:
             return None
         expected = plain.result[0][at[-_TAIL_ROWS:]]
+        output, _ = scaled_head(self.model, output, expected)
         distance = row_distance(output.cpu(), expected.cpu())
         # The head turns what rounding to the stored dtype moved; a wrong place, or a second norm, moves all of it.
         limit = max(10 * tolerance(resid.dtype, last.dtype), 0.05)
@@ -345,9 +348,5 @@ def _farthest(own: Tensor, expected: Tensor) -> tuple[int, float]:
 
 
 def _rows(output: Any, length: int) -> Tensor:
-    for name in ("logits", "last_hidden_state"):
-        if isinstance(found := getattr(output, name, None), Tensor):
-            return found[0]
-    if isinstance(output, Tensor):
-        return output.reshape(length, -1) if output.numel() % length == 0 else output.reshape(1, -1)
-    return _rows(output[0], length)
+    found = first_tensor(output)
+    return found.reshape(length, -1) if found.numel() % length == 0 else found.reshape(1, -1)

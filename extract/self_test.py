@@ -21,8 +21,8 @@ from .batch import Batch, Padding
 from .batch_check import TOLERANCES, row_distance
 from .hooks import SitePoint
 from .loaded_model import LoadedModel
-from .reference import plain_forward
-from .tail import apply_tail
+from .reference import first_tensor, plain_forward
+from .tail import apply_tail, scaled_head
 
 _LENGTHS = (9, 1, 12, 4, 9)
 
@@ -119,7 +119,7 @@ class SelfTest:
     def _run(self, sequences: Sequence[np.ndarray], padding: Padding, **more: Any) -> tuple[dict[str, Tensor], Tensor]:
         batch = Batch.of(sequences, padding, self.model.device)
         values, output = self.model.run(batch, more.pop("points", self.points), more.pop("edits", None), whole=True)
-        return values, _tensor(output)
+        return values, first_tensor(output)
 
     def _of(self, site: str) -> dict[int | None, Tensor]:
         """Give the values of the first sequence at a site, (time, ...), by layer."""
@@ -143,7 +143,7 @@ class SelfTest:
             if point.derive is None and point.side != "input":
 
                 def hook(_m: Any, _i: Any, output: Any, name: str = point.name) -> None:
-                    copies[name] = _tensor(output).clone()
+                    copies[name] = first_tensor(output).clone()
 
                 handles.append(self.model.module.get_submodule(point.module).register_forward_hook(hook))
         try:
@@ -268,11 +268,8 @@ class SelfTest:
             worst.see(normed, found, "final_norm")
         if output is None:
             return replace(worst.check("head", what), note="the head is of a kind that is not known")
-        note = ""
-        if self.model.architecture.found:  # some architectures scale their logits
-            scale = (output.double() * self.result[0].double()).sum() / output.double().square().sum()
-            if abs(scale.item() - 1) > 1e-3:
-                output, note = (output * scale).to(output.dtype), f"times {scale.item():.4g}"
+        output, scale = scaled_head(self.model, output, self.result[0])
+        note = f"times {scale:.4g}" if scale != 1 else ""
         worst.see(output, self.result[0], "output")
         return replace(worst.check("head", what), note=note)
 
@@ -288,7 +285,7 @@ class SelfTest:
                     continue
                 module, call = self.model.module.get_submodule(point.module), plain.calls[point.module]
                 output = point.gives_back(module, call, point.derive(module, call))
-                worst.see(output, _tensor(call.output), point.name)
+                worst.see(output, first_tensor(call.output), point.name)
         return worst.check("states", what, "no site is derived")
 
     def _patterns(self) -> Check:
@@ -352,13 +349,10 @@ def adopt(model: LoadedModel) -> None:
     if failed:
         raise ModelError(
             f"{model.source.title} is of no registered architecture ({model.identity['kind']}), and where its sites "
-            f"seem to lie does not hold: {'; '.join(f'{c.what} ({c.where}: {c.worst:.3g})' for c in failed)}. "
+            f"seem to lie does not hold: {'; '.join(map(_told, failed))}. "
             f"Registered are {', '.join(sorted(ARCHITECTURES))}. Write a function that returns a TorchModel."
         )
 
 
-def _tensor(output: Any) -> Tensor:
-    for name in ("logits", "last_hidden_state"):
-        if isinstance(found := getattr(output, name, None), Tensor):
-            return found
-    return output if isinstance(output, Tensor) else _tensor(output[0])
+def _told(check: Check) -> str:
+    return f"{check.what} ({check.where}{'' if check.worst is None else f': {check.worst:.3g}'})"

@@ -32,3 +32,18 @@ def apply_tail(model: LoadedModel, resid: Tensor) -> tuple[Tensor, Tensor | None
     if cap := getattr(whole.config, "final_logit_softcapping", None):
         logits = torch.tanh(logits / cap) * cap
     return normed, logits
+
+
+def scaled_head(model: LoadedModel, output: Tensor, expected: Tensor) -> tuple[Tensor, float]:
+    """Multiply what `apply_tail` gave by the factor that brings it nearest to the model's output, and give both.
+
+    Some architectures scale their logits. Of a registered one it is known what it does, and the factor is 1.
+    """
+    assert model.architecture is not None
+    if not model.architecture.found or output.shape != expected.shape:
+        return output, 1.0
+    size = output.double().square().sum()
+    scale = float((output.double() * expected.double().to(output.device)).sum() / size) if size else 1.0
+    if not abs(scale - 1) > 1e-3:
+        return output, 1.0
+    return (output * scale).to(output.dtype), scale

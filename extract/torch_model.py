@@ -48,6 +48,8 @@ class TorchModel:
     tokenizer: Any = None
 
     def __post_init__(self) -> None:
+        if other := [side for side in self.padding if side not in ("right", "left")]:
+            raise RequestError(f"`padding` of a TorchModel lists {other[0]!r}; the sides are 'right' and 'left'.")
         self.module = take_apart(self.module)
 
     def points(self) -> list[SitePoint]:
@@ -82,6 +84,8 @@ class TorchModel:
                         "(a subclass, or one with hooks or reparametrized weights), so only its last layer can be "
                         f"read. Return a TorchModel with blocks=({name!r},) if that is meant."
                     )
+        if twice := [b for i, b in enumerate(blocks) if b in blocks[:i]]:
+            raise ModelError(f"`blocks` names {twice[0]!r} twice: a layer is what one module returns. Name each once.")
         for path in (embed, *blocks):
             if path not in names:
                 raise UnknownNameError.of("module", path, [n for n in names if n], " in the model")

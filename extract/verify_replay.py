@@ -56,8 +56,8 @@ def verify_replay(
     """Hold stored rows of a lake, or of one run, to plain forwards of the reloaded model.
 
     At least one sequence of each run, and sequences of at most a `share` of its tokens, are run again, chosen by the
-    run's identity. The model is the one that the run names, or `model`; it must have the run's weights. Nothing is
-    changed.
+    run's identity; a `share` of 1 is every sequence. The model is the one that the run names, or `model`; it must have
+    the run's weights. Nothing is changed.
     """
     if not 0 < share <= 1:
         raise RequestError(f"A share of {share} of the tokens cannot be replayed; give more than 0, at most 1.")

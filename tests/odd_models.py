@@ -229,3 +229,35 @@ def without_values() -> nn.Module:
     """A model that was never loaded: its weights are on the meta device."""
     with torch.device("meta"):
         return nn.Sequential(nn.Embedding(50, 4), nn.GRU(4, 4, batch_first=True))
+
+
+class GivesDict(Base):
+    def forward(self, ids: torch.Tensor) -> Any:
+        return {"result": super().forward(ids)}
+
+
+def gives_dict() -> TorchModel:
+    return _of(GivesDict, padding=("right",))
+
+
+class GivesNothing(Base):
+    def forward(self, ids: torch.Tensor) -> Any:
+        super().forward(ids)
+
+
+def gives_nothing() -> TorchModel:
+    return _of(GivesNothing, padding=("right",))
+
+
+def names_a_block_twice() -> TorchModel:
+    return TorchModel(Base(), blocks=("a", "a"))
+
+
+def pads_in_the_middle() -> TorchModel:
+    return _of(Base, padding=("middle",))
+
+
+def hooked_for_long_sequences() -> TorchModel:
+    model = _of(Base)
+    model.module.a.register_forward_hook(lambda _m, _i, output: output * 2 if output.shape[1] > 8 else None)
+    return model

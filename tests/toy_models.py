@@ -111,6 +111,7 @@ def make_model(family: str, *, layers: int = 3, **options: Any) -> Any:
         # registered nowhere: found by their structure
         "phi": ("PhiConfig", "PhiForCausalLM", {k: v for k, v in llama.items() if k != "num_key_value_heads"}),
         "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", llama),
+        "granite": ("GraniteConfig", "GraniteForCausalLM", llama | {"logits_scaling": 4.0, "residual_multiplier": 0.3}),
         "cohere": ("CohereConfig", "CohereForCausalLM", llama | {"logit_scale": 0.25}),
     }
     config_name, model_name, given = settings[family]

@@ -9,7 +9,7 @@ import numpy as np
 import odd_models
 import pytest
 import torch
-from layerlake.errors import ModelError
+from layerlake.errors import JobError, ModelError, RequestError
 from layerlake.extract.batch_check import TOLERANCES
 from layerlake.extract.driver import extract
 from layerlake.extract.loaded_model import ModelSource
@@ -17,6 +17,7 @@ from layerlake.extract.models import load_model
 from layerlake.extract.rnn import take_apart
 from layerlake.store.lake import Lake
 from torch import nn
+from toy_models import save_model
 
 PADDED = r"padded on the right to 12 tokens.*--padding none"
 MIXED = r"rows of a batch depend on each other"
@@ -48,6 +49,8 @@ def data(tmp_path: Path) -> Path:
         ("stack_with_normed_weights", "'rnn' is a stack of 2 recurrent layers that cannot be taken apart"),
         ("twice", "module 'a' was executed 2 times"),
         ("leaves", "failed with SystemExit: 3"),
+        ("hooked_for_long_sequences", "1 hook of someone else, and the one on 'a'.*changes what it computes"),
+        ("names_a_block_twice", "`blocks` names 'a' twice"),
     ],
 )
 def test_E04_a_model_that_cannot_be_read_rightly_is_refused(tmp_path, data, function, pattern):
@@ -126,3 +129,48 @@ def test_a_stack_that_does_more_than_torch_s_own_is_left_as_it_is(tmp_path, data
 def test_a_model_that_asks_its_recurrent_module_for_facts_works(tmp_path, data):
     report = extract("odd_models:asks_for_facts", data, tmp_path / "lake")
     assert report.arrays == ["embed", "resid_post-0", "resid_post-1"]
+
+
+def test_a_model_that_returns_a_dict_is_proved(tmp_path, data):
+    extract("odd_models:gives_dict", data, tmp_path / "lake", run="r")
+    found = Lake.open(tmp_path / "lake").sql("SELECT replay_values < 1e-5 AS ok, replay_patch FROM units").to_pylist()
+    assert found[0]["ok"]
+    assert found[0]["replay_patch"] is not None
+
+
+def test_a_model_that_returns_nothing_is_told_what_is_needed(tmp_path, data):
+    with pytest.raises(JobError, match="returned NoneType, where a tensor.*is needed to prove"):
+        extract("odd_models:gives_nothing", data, tmp_path / "lake")
+
+
+def test_a_padding_that_is_none_of_the_sides_is_refused(tmp_path, data):
+    with pytest.raises(RequestError, match="lists 'middle'; the sides are 'right' and 'left'"):
+        extract("odd_models:pads_in_the_middle", data, tmp_path / "lake")
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_E04_rotary_frequencies_that_turn_at_a_length_are_those_of_the_sequence_alone(tmp_path, kind):
+    """The longest of a batch would choose them for all; a batch with more padding, below that length, looks sound."""
+    import transformers
+
+    scaling = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
+    scaling |= {"short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 20}
+    name = save_model(tmp_path / "m", "llama", rope_parameters=scaling)
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(0, odd_models.VOCABULARY, n).tolist() for n in (24, 19, 18, *[17, 2, 3] * 20)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"input_ids": i}) + "\n" for i in ids))
+    extract(str(name), tmp_path / "d.jsonl", tmp_path / "lake", run="r", batch_tokens=80)
+    lake = Lake.open(tmp_path / "lake")
+    for n in range(4):
+        model = transformers.AutoModelForCausalLM.from_pretrained(name).eval()
+        seen = []
+        model.model.layers[1].register_forward_hook(lambda _m, _i, output, seen=seen: seen.append(output[0]))
+        with torch.no_grad():
+            model(torch.tensor([ids[n]]))
+        stored = lake.select(
+            f"SELECT run, tokens.row FROM tokens JOIN sequences USING (run, seq) WHERE document LIKE '%:{n + 1}' "
+            "ORDER BY pos"
+        )
+        np.testing.assert_allclose(stored.array(layer=1, site="resid_post"), seen[0].numpy(), atol=1e-5)
+    with pytest.raises(RequestError, match="Padding on the right is not known"):
+        extract(str(name), tmp_path / "d.jsonl", tmp_path / "lake", run="s", padding="right")

@@ -41,7 +41,7 @@ def refused(tmp_path, name: str, pattern: str, **options) -> None:
     assert Lake.open(tmp_path / "lake").run("r").committed() == set()
 
 
-@pytest.mark.parametrize("family", REGISTERED)
+@pytest.mark.parametrize("family", [*REGISTERED, "cohere", "granite"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sound_runs_of_every_architecture_are_proved(tmp_path, family, dtype):
     name = str(save_model(tmp_path / family, family, dtype=getattr(torch, dtype)))

@@ -13,6 +13,7 @@ from layerlake.extract.architectures import ARCHITECTURES, Place
 from layerlake.extract.loaded_model import LoadedModel, ModelSource
 from layerlake.extract.models import load_model
 from layerlake.extract.self_test import Check, SelfTest
+from processes import run_layerlake
 from toy_models import REGISTERED, save_model
 
 
@@ -99,6 +100,57 @@ def test_a_found_architecture_that_fails_its_self_test_is_refused(tmp_path):
     transformers.RobertaModel(config).save_pretrained(tmp_path / "m")
     with pytest.raises(ModelError, match="no registered architecture.*roberta.*plain forward of one sequence"):
         load_model(ModelSource(str(tmp_path / "m")))
+
+
+def test_a_found_model_whose_head_is_not_under_its_name_is_refused(tmp_path):
+    """The prefix that Llama 4 names is not where its headless part lies."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.Llama4TextConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=48,
+        intermediate_size_mlp=48,
+        num_local_experts=2,
+        pad_token_id=0,
+    )
+    transformers.Llama4ForCausalLM(config).save_pretrained(tmp_path / "m")
+    with pytest.raises(ModelError, match="no registered architecture.*llama4_text.*output: inf"):
+        load_model(ModelSource(str(tmp_path / "m")))
+
+
+def test_a_found_model_that_feels_no_edit_is_refused(tmp_path):
+    """A head of zeros, as some checkpoints begin with: nothing that is done before it can be seen behind it."""
+    model = toy_models.make_model("phi")
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+        model.lm_head.bias.zero_()
+    model.save_pretrained(tmp_path / "m")
+    with pytest.raises(ModelError, match="an edit at any site that can be edited changes the output .embed, "):
+        load_model(ModelSource(str(tmp_path / "m")))
+
+
+def test_a_seed_below_zero_is_a_wrong_request():
+    result = run_layerlake("doctor", "toy_models:lstm", "--seed", -1)
+    assert result.returncode == 2
+    assert "--seed" in result.stderr
+
+
+def test_a_model_of_any_length_may_say_so(tmp_path):
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.XLNetConfig(vocab_size=50, d_model=32, n_layer=2, n_head=4, d_inner=48)
+    assert config.max_position_embeddings == -1
+    transformers.XLNetLMHeadModel(config).save_pretrained(tmp_path / "m")
+    model = load_model(ModelSource(str(tmp_path / "m")))
+    assert model.max_length is None
+    assert failing(model) == {}
 
 
 def test_a_model_without_a_list_of_blocks_is_refused(tmp_path):

@@ -86,6 +86,11 @@ def test_a_model_that_moved_is_named_and_one_with_other_weights_is_refused(made,
     assert "weights" in verify_replay(lake, model=str(tmp_path / "other")).problems[0].what
 
 
+def test_a_share_of_one_replays_every_sequence(made):
+    report = verify_replay(made[1], share=1)
+    assert (report.sequences, report.problems) == (120, [])
+
+
 def test_a_share_out_of_range_is_refused(made):
     with pytest.raises(RequestError, match="share"):
         verify_replay(made[1], share=0)
