@@ -52,13 +52,13 @@ def check_batches(
         return
     keys = {p.name: p.keys for p in points}
     for name in keys:
-        if _far(again[name][0], alone[len(batch) - 1][name][0]):
+        if _far(model, again[name][0], alone[len(batch) - 1][name][0]):
             raise ModelError(
                 f"Site {name}: the same sequence ({_shown(batch[-1])}) has other values each time. A model must draw "
                 "no random numbers, as dropout outside of evaluation mode does, and keep no state between calls."
             )
         for i, values in alone.items():
-            if _far(together.rows(found[name], i, keys=keys[name]), values[name][0]):
+            if _far(model, together.rows(found[name], i, keys=keys[name]), values[name][0]):
                 raise ModelError(
                     f"Site {name}: a sequence ({_shown(batch[i])}) has other values in a batch than alone. "
                     + (
@@ -104,9 +104,32 @@ def row_distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((apart / torch.maximum(norms, floor).clamp_min(torch.finfo(torch.double).tiny)).max())
 
 
-def _far(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Tell whether any row of `found` is farther from `expected` than its dtype's tolerance."""
-    return row_distance(found, expected) > TOLERANCES.get(found.dtype, 1e-3)
+def allowed_distance(model: LoadedModel, dtype: torch.dtype) -> float:
+    """Give how far a row of a site of `dtype` may lie: by that, or by the model's weights where these are coarser.
+
+    Some models keep the residual stream in float32 and compute what they add to it in bfloat16.
+    """
+    kinds = {dtype, *(p.dtype for p in model.module.parameters())}
+    return max(TOLERANCES.get(kind, 1e-3) for kind in kinds)
+
+
+def column_distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Give the largest distance of a column of `found`, (time, ...), from `expected`, as a share of the column's norm.
+
+    A row's distance hardly shows a single column of a wide site. A column smaller than the median one counts as that
+    large, and where most are next to nothing, as after a ReLU, as large as their root mean square. What is not finite
+    is left to `row_distance`.
+    """
+    a, b = (x.reshape(len(x), -1).double().nan_to_num(0, 0, 0) for x in (found, expected))
+    norms = b.norm(dim=0)
+    median, size = norms.median(), norms.square().mean().sqrt()
+    floor = torch.where(median > 0.05 * size, median, size).clamp_min(torch.finfo(torch.double).tiny)
+    return float(((a - b).norm(dim=0) / torch.maximum(norms, floor)).max())
+
+
+def _far(model: LoadedModel, found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Tell whether any row of `found` is farther from `expected` than the dtypes allow."""
+    return row_distance(found, expected) > allowed_distance(model, found.dtype)
 
 
 def _shown(ids: np.ndarray) -> str:

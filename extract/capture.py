@@ -23,7 +23,7 @@ from ..errors import (
 from ..store.printing import count
 from ..store.record import ArraySpec
 from .batch import Batch, Padding, plan_batches
-from .batch_check import TOLERANCES, row_distance
+from .batch_check import allowed_distance, row_distance
 from .cache import Cache
 from .given import read_given, token_table
 from .hooks import SitePoint
@@ -203,9 +203,9 @@ def _check_alone(
     alone, _ = model.run(single, points)
     for point in points:
         own = batch.rows(found[point.name], len(batch.lengths) - 1, keys=point.keys)
-        if not _far(own, alone[point.name][0]):
+        if not _far(model, own, alone[point.name][0]):
             continue
-        if _far(alone[point.name][0], model.run(single, points)[0][point.name][0]):
+        if _far(model, alone[point.name][0], model.run(single, points)[0][point.name][0]):
             raise ModelError(
                 f"Site {point.name}: texts[{index}] has other values each time. A model must draw no random numbers, "
                 "as dropout outside of evaluation mode does, and keep no state between calls."
@@ -222,8 +222,8 @@ def _check_alone(
         )
 
 
-def _far(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    return row_distance(found, expected) > TOLERANCES.get(found.dtype, 1e-3)
+def _far(model: LoadedModel, found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return row_distance(found, expected) > allowed_distance(model, found.dtype)
 
 
 def _rounded(value: torch.Tensor, array: ArraySpec) -> torch.Tensor:

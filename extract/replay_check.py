@@ -16,7 +16,7 @@ from ..errors import ReplayError
 from ..store.row_kinds import SPANS, TOKENS
 from ..store.run import ArraySpec, Run
 from .batch import Batch
-from .batch_check import TOLERANCES, row_distance
+from .batch_check import allowed_distance, column_distance, row_distance
 from .hooks import SitePoint
 from .loaded_model import LoadedModel
 from .pools import rounded_once
@@ -29,6 +29,8 @@ BUDGET = 0.02
 
 _HALF_ULP = {"float32": 2**-24, "bfloat16": 2**-9, "float16": 2**-11}
 _TAIL_ROWS = 16
+_COLUMNS = 5
+"""How many times as far as a row a single column may be: what moves a row spreads over its columns, not evenly."""
 _FIRST_TOKENS = 192
 
 Stored = Callable[[str, int, int], np.ndarray]
@@ -185,7 +187,7 @@ class ReplayCheck:
         worst = 0.0
         for array, point in self._of_tokens:
             own, reference = kept[array.name], expected[array.name]
-            limit = tolerance(reference.dtype, array.dtype)
+            limit = tolerance(self.model, reference.dtype, array.dtype)
             rounded = reference.to(own.dtype)
             distance = row_distance(own, rounded) if own.shape == rounded.shape else math.inf
             nearer = self._nearer(array, distance, kept, expected)
@@ -196,6 +198,12 @@ class ReplayCheck:
                     f"sequence alone. Token {at[row]} is {far:.3g} of its norm away, and {limit:.2g} is what another "
                     + (f"batch explains; it is nearer to {nearer}. " if nearer else "batch explains. ")
                     + "The unit is not committed. `layerlake doctor` tells what of the model does not hold."
+                )
+            if (apart := column_distance(own, rounded)) > _COLUMNS * limit:
+                raise ReplayError(
+                    f"Replay of {where}: a column of what was to be stored at site {point.name} is {apart:.3g} of its "
+                    f"norm away from what the model gives this sequence alone, where {_COLUMNS * limit:.2g} is "
+                    "allowed. The unit is not committed."
                 )
             worst = max(worst, distance)
         return worst
@@ -229,7 +237,7 @@ class ReplayCheck:
             distances = _distances(own, reference, scales[array.name])
             row = int(distances.argmax())
             far = float(distances[row])
-            limit = tolerance(whole[array.name].dtype, array.dtype)
+            limit = tolerance(self.model, whole[array.name].dtype, array.dtype)
             nearer = self._nearer(array, far, kept, expected)
             if far > limit or nearer:
                 what = f"its mean over span {row}" if array.rows == SPANS else "its mean"
@@ -277,7 +285,7 @@ class ReplayCheck:
         output, _ = scaled_head(self.model, output, expected)
         distance = row_distance(output.cpu(), expected.cpu())
         # The head turns what rounding to the stored dtype moved; a wrong place, or a second norm, moves all of it.
-        limit = max(10 * tolerance(resid.dtype, last.dtype), 0.05)
+        limit = max(10 * tolerance(self.model, resid.dtype, last.dtype), 0.05)
         if distance > limit:
             raise ReplayError(
                 f"Replay of {where}: the stored {last.name} through the final norm and the head is {distance:.3g} away "
@@ -297,7 +305,7 @@ class ReplayCheck:
 
         ours, theirs = output(stored), output(plain)
         distance = row_distance(ours.cpu(), theirs.cpu())
-        limit = max(10 * tolerance(theirs.dtype, array.dtype), 0.05)
+        limit = max(10 * tolerance(self.model, theirs.dtype, array.dtype), 0.05)
         if distance > limit:
             raise ReplayError(
                 f"Replay of {where}: its stored {point.name}, patched into a fresh forward, moves the output by "
@@ -306,12 +314,12 @@ class ReplayCheck:
         return distance
 
 
-def tolerance(computed: torch.dtype, stored: str) -> float:
-    """Give how far a row may be from the plain forward's: by the dtype it was computed in and the one it is stored in.
+def tolerance(model: LoadedModel, computed: torch.dtype, stored: str) -> float:
+    """Give how far a row may be from the plain forward's: by the dtypes it was computed in and the one it is stored in.
 
     Both sides are rounded to the stored dtype, so what remains of it is a rounding to the other side.
     """
-    return TOLERANCES.get(computed, 1e-3) + 2 * _HALF_ULP[stored]
+    return allowed_distance(model, computed) + 2 * _HALF_ULP[stored]
 
 
 def _distances(own: Tensor, expected: Tensor, scale: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import ModelError
 from .architectures import ARCHITECTURES
 from .batch import Batch, Padding
-from .batch_check import TOLERANCES, row_distance
+from .batch_check import TOLERANCES, allowed_distance, row_distance
 from .hooks import SitePoint
 from .loaded_model import LoadedModel
 from .reference import first_tensor, plain_forward
@@ -62,13 +62,15 @@ class _Worst:
     """The largest difference met so far; `limit` None allows what the dtype's rounding explains."""
 
     limit: float | None = None
+    floor: float = 0.0
+    """What the weights' own dtype explains."""
     value: float = 0.0
     where: str = ""
     allowed: float = 0.0
     failed: bool = False
 
     def see(self, found: Tensor, expected: Tensor, where: str) -> None:
-        allowed = TOLERANCES.get(expected.dtype, 1e-3) if self.limit is None else self.limit
+        allowed = max(TOLERANCES.get(expected.dtype, 1e-3), self.floor) if self.limit is None else self.limit
         same = found.shape == expected.shape
         value = row_distance(found, expected) if same else math.inf
         if not self.where or not value <= self.value:
@@ -90,6 +92,7 @@ class SelfTest:
 
     def __init__(self, model: LoadedModel, *, seed: int = 0) -> None:
         self.model = model
+        self.floor = allowed_distance(model, torch.float64)
         generator = np.random.default_rng(seed)
         longest = model.max_length or max(_LENGTHS)
         self.sequences = [
@@ -156,7 +159,7 @@ class SelfTest:
         return worst.check("moment", "a value is the one at the moment its module returned, not changed in place later")
 
     def _blocks(self) -> Check:
-        worst = _Worst()
+        worst = _Worst(floor=self.floor)
         paths = self._block_paths()
         plain = plain_forward(self.model, self.sequences[0], paths, whole=False)
         for layer, value in self._of("resid_post").items():
@@ -179,7 +182,7 @@ class SelfTest:
         return self.model.module.get_submodule(self.model.prefix)
 
     def _embedding(self) -> Check:
-        worst = _Worst()
+        worst = _Worst(floor=self.floor)
         what = "embed is the table's rows, with the positions and the norm that the model adds there"
         found = self._of("embed").get(None)
         if found is None:
@@ -188,7 +191,7 @@ class SelfTest:
         note = ""
         with torch.inference_mode():
             for made_of, expected in self._embeddings(ids, found):
-                tried = _Worst()
+                tried = _Worst(floor=self.floor)
                 tried.see(expected.to(found.dtype), found, "embed")
                 if not worst.where or tried.value < worst.value:
                     worst, note = tried, made_of
@@ -230,7 +233,7 @@ class SelfTest:
         )
 
     def _sums(self) -> Check:
-        worst = _Worst()
+        worst = _Worst(floor=self.floor)
         what = "resid_pre + attn_out (or mixer_out) + mlp_out = resid_post, and resid_mid between them"
         architecture = self.model.architecture
         if architecture is None or not (architecture.additive or architecture.post_norms):
@@ -260,7 +263,7 @@ class SelfTest:
         what = "the last resid_post through the final norm and the head gives the model's output"
         if self.model.architecture is None:
             return Check("head", what, None, note="a model of a function's own: its head is not known")
-        worst = _Worst()
+        worst = _Worst(floor=self.floor)
         last = max(k for k in self._of("resid_post") if k is not None)
         with torch.inference_mode():
             normed, output = apply_tail(self.model, self._of("resid_post")[last])
@@ -275,7 +278,7 @@ class SelfTest:
 
     def _states(self) -> Check:
         """Compute a module's output from its derived state, and compare."""
-        worst = _Worst()
+        worst = _Worst(floor=self.floor)
         what = "what is derived (states, gates) gives back what the model computes from it"
         derived = [p for p in self.points if p.derive is not None]
         plain = plain_forward(self.model, self.sequences[2], {p.module for p in derived}, whole=False)
@@ -289,7 +292,7 @@ class SelfTest:
         return worst.check("states", what, "no site is derived")
 
     def _patterns(self) -> Check:
-        worst = _Worst()
+        worst = _Worst(floor=self.floor)
         for layer, value in self._of("pattern").items():
             sums = value.float().sum(-1).to(value.dtype)
             worst.see(sums, torch.ones_like(sums), f"pattern-{layer}")
@@ -303,7 +306,7 @@ class SelfTest:
             members = [i for i in members if len(self.sequences[i]) == len(self.sequences[0])]
         elif side not in self.model.padding:
             return Check(side, what, None, note="this side is never used")
-        worst = _Worst()
+        worst = _Worst(floor=self.floor)
         for order in (list(members), list(members)[::-1]):
             batch = [self.sequences[i] for i in order]
             values, _ = self._run(batch, side)

@@ -207,3 +207,21 @@ def test_kept_tokens_are_proved_where_they_stand(tmp_path, dtype):
     assert found["rows"] < sum(LENGTHS) and found["replayed"] >= 1
     limit = 1e-4 if dtype == "float32" else 0.05
     assert max(found["replay_values"], found["replay_head"], found["replay_patch"]) < limit
+
+    @pytest.mark.parametrize("fault", ["swapped", "zeroed"])
+    def test_one_column_of_a_wide_site_in_bfloat16(self, tmp_path, monkeypatch, fault):
+        """Two columns of 768 move a row by less than a batch may move it in bfloat16."""
+        wide = {"hidden_size": 768, "intermediate_size": 96, "num_attention_heads": 8, "num_key_value_heads": 4}
+        model = str(save_model(tmp_path / "m", "llama", dtype=torch.bfloat16, **wide))
+        assert run(tmp_path, model, dtype="bfloat16").run("r").committed() == {0}
+        real = worker.to_stored
+
+        def faulty(value, array, point):
+            value = value.clone()
+            if point.name == "resid_post-1":
+                value[..., [5, 9]] = value[..., [9, 5]] * (fault == "swapped")
+            return real(value, array, point)
+
+        monkeypatch.setattr(worker, "to_stored", faulty)
+        (tmp_path / "faulty").mkdir()
+        refused(tmp_path / "faulty", model, "a column.*resid_post-1", dtype="bfloat16")
