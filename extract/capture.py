@@ -203,9 +203,9 @@ def _check_alone(
     alone, _ = model.run(single, points)
     for point in points:
         own = batch.rows(found[point.name], len(batch.lengths) - 1, keys=point.keys)
-        if not _far(model, own, alone[point.name][0]):
+        if not _far(model, point.site, own, alone[point.name][0]):
             continue
-        if _far(model, alone[point.name][0], model.run(single, points)[0][point.name][0]):
+        if _far(model, point.site, alone[point.name][0], model.run(single, points)[0][point.name][0]):
             raise ModelError(
                 f"Site {point.name}: texts[{index}] has other values each time. A model must draw no random numbers, "
                 "as dropout outside of evaluation mode does, and keep no state between calls."
@@ -222,8 +222,8 @@ def _check_alone(
         )
 
 
-def _far(model: LoadedModel, found: torch.Tensor, expected: torch.Tensor) -> bool:
-    return row_distance(found, expected) > allowed_distance(model, found.dtype)
+def _far(model: LoadedModel, site: str, found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return row_distance(found, expected) > allowed_distance(model, found.dtype, site)
 
 
 def _rounded(value: torch.Tensor, array: ArraySpec) -> torch.Tensor:

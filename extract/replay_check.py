@@ -187,7 +187,7 @@ class ReplayCheck:
         worst = 0.0
         for array, point in self._of_tokens:
             own, reference = kept[array.name], expected[array.name]
-            limit = tolerance(self.model, reference.dtype, array.dtype)
+            limit = tolerance(self.model, reference.dtype, array.dtype, array.site)
             rounded = reference.to(own.dtype)
             distance = row_distance(own, rounded) if own.shape == rounded.shape else math.inf
             nearer = self._nearer(array, distance, kept, expected)
@@ -237,7 +237,7 @@ class ReplayCheck:
             distances = _distances(own, reference, scales[array.name])
             row = int(distances.argmax())
             far = float(distances[row])
-            limit = tolerance(self.model, whole[array.name].dtype, array.dtype)
+            limit = tolerance(self.model, whole[array.name].dtype, array.dtype, array.site)
             nearer = self._nearer(array, far, kept, expected)
             if far > limit or nearer:
                 what = f"its mean over span {row}" if array.rows == SPANS else "its mean"
@@ -314,12 +314,12 @@ class ReplayCheck:
         return distance
 
 
-def tolerance(model: LoadedModel, computed: torch.dtype, stored: str) -> float:
+def tolerance(model: LoadedModel, computed: torch.dtype, stored: str, site: str = "resid_post") -> float:
     """Give how far a row may be from the plain forward's: by the dtypes it was computed in and the one it is stored in.
 
     Both sides are rounded to the stored dtype, so what remains of it is a rounding to the other side.
     """
-    return allowed_distance(model, computed) + 2 * _HALF_ULP[stored]
+    return allowed_distance(model, computed, site) + 2 * _HALF_ULP[stored]
 
 
 def _distances(own: Tensor, expected: Tensor, scale: Tensor) -> Tensor:

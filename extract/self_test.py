@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import ModelError
 from .architectures import ARCHITECTURES
 from .batch import Batch, Padding
-from .batch_check import TOLERANCES, allowed_distance, row_distance
+from .batch_check import allowed_distance, row_distance
 from .hooks import SitePoint
 from .loaded_model import LoadedModel
 from .reference import first_tensor, plain_forward
@@ -61,16 +61,17 @@ class Check:
 class _Worst:
     """The largest difference met so far; `limit` None allows what the dtype's rounding explains."""
 
+    model: LoadedModel
     limit: float | None = None
-    floor: float = 0.0
-    """What the weights' own dtype explains."""
     value: float = 0.0
     where: str = ""
     allowed: float = 0.0
     failed: bool = False
 
     def see(self, found: Tensor, expected: Tensor, where: str) -> None:
-        allowed = max(TOLERANCES.get(expected.dtype, 1e-3), self.floor) if self.limit is None else self.limit
+        allowed = self.limit
+        if allowed is None:
+            allowed = allowed_distance(self.model, expected.dtype, where.partition("-")[0])
         same = found.shape == expected.shape
         value = row_distance(found, expected) if same else math.inf
         if not self.where or not value <= self.value:
@@ -92,7 +93,6 @@ class SelfTest:
 
     def __init__(self, model: LoadedModel, *, seed: int = 0) -> None:
         self.model = model
-        self.floor = allowed_distance(model, torch.float64)
         generator = np.random.default_rng(seed)
         longest = model.max_length or max(_LENGTHS)
         self.sequences = [
@@ -129,7 +129,7 @@ class SelfTest:
         return {p.layer: self.values[p.name][0] for p in self.points if p.site == site}
 
     def _repeats(self) -> Check:
-        worst = _Worst(0.0)
+        worst = _Worst(self.model, 0.0)
         again, result = self._run(self.sequences[:1], "none")
         for point in self.points:
             worst.see(again[point.name][0], self.values[point.name][0], point.name)
@@ -138,7 +138,7 @@ class SelfTest:
 
     def _moment(self) -> Check:
         """Compare what was captured with copies that hooks of torch's own made in the same forward."""
-        worst = _Worst(0.0)
+        worst = _Worst(self.model, 0.0)
         batch = Batch.of(self.sequences[:1], "none", self.model.device)
         copies: dict[str, Tensor] = {}
         handles = []
@@ -159,7 +159,7 @@ class SelfTest:
         return worst.check("moment", "a value is the one at the moment its module returned, not changed in place later")
 
     def _blocks(self) -> Check:
-        worst = _Worst(floor=self.floor)
+        worst = _Worst(self.model)
         paths = self._block_paths()
         plain = plain_forward(self.model, self.sequences[0], paths, whole=False)
         for layer, value in self._of("resid_post").items():
@@ -182,7 +182,7 @@ class SelfTest:
         return self.model.module.get_submodule(self.model.prefix)
 
     def _embedding(self) -> Check:
-        worst = _Worst(floor=self.floor)
+        worst = _Worst(self.model)
         what = "embed is the table's rows, with the positions and the norm that the model adds there"
         found = self._of("embed").get(None)
         if found is None:
@@ -191,7 +191,7 @@ class SelfTest:
         note = ""
         with torch.inference_mode():
             for made_of, expected in self._embeddings(ids, found):
-                tried = _Worst(floor=self.floor)
+                tried = _Worst(self.model)
                 tried.see(expected.to(found.dtype), found, "embed")
                 if not worst.where or tried.value < worst.value:
                     worst, note = tried, made_of
@@ -223,7 +223,7 @@ class SelfTest:
                         yield f"rows of the table and positions of {path}", rows + module.weight[positions + first]
 
     def _chain(self) -> Check:
-        worst = _Worst(0.0)
+        worst = _Worst(self.model, 0.0)
         after, before = self._of("resid_post"), self._of("resid_pre")
         for layer, value in before.items():
             if layer:
@@ -233,7 +233,7 @@ class SelfTest:
         )
 
     def _sums(self) -> Check:
-        worst = _Worst(floor=self.floor)
+        worst = _Worst(self.model)
         what = "resid_pre + attn_out (or mixer_out) + mlp_out = resid_post, and resid_mid between them"
         architecture = self.model.architecture
         if architecture is None or not (architecture.additive or architecture.post_norms):
@@ -263,7 +263,7 @@ class SelfTest:
         what = "the last resid_post through the final norm and the head gives the model's output"
         if self.model.architecture is None:
             return Check("head", what, None, note="a model of a function's own: its head is not known")
-        worst = _Worst(floor=self.floor)
+        worst = _Worst(self.model)
         last = max(k for k in self._of("resid_post") if k is not None)
         with torch.inference_mode():
             normed, output = apply_tail(self.model, self._of("resid_post")[last])
@@ -278,7 +278,7 @@ class SelfTest:
 
     def _states(self) -> Check:
         """Compute a module's output from its derived state, and compare."""
-        worst = _Worst(floor=self.floor)
+        worst = _Worst(self.model, allowed_distance(self.model, torch.float64, "resid_post"))
         what = "what is derived (states, gates) gives back what the model computes from it"
         derived = [p for p in self.points if p.derive is not None]
         plain = plain_forward(self.model, self.sequences[2], {p.module for p in derived}, whole=False)
@@ -292,7 +292,7 @@ class SelfTest:
         return worst.check("states", what, "no site is derived")
 
     def _patterns(self) -> Check:
-        worst = _Worst(floor=self.floor)
+        worst = _Worst(self.model)
         for layer, value in self._of("pattern").items():
             sums = value.float().sum(-1).to(value.dtype)
             worst.see(sums, torch.ones_like(sums), f"pattern-{layer}")
@@ -306,7 +306,7 @@ class SelfTest:
             members = [i for i in members if len(self.sequences[i]) == len(self.sequences[0])]
         elif side not in self.model.padding:
             return Check(side, what, None, note="this side is never used")
-        worst = _Worst(floor=self.floor)
+        worst = _Worst(self.model)
         for order in (list(members), list(members)[::-1]):
             batch = [self.sequences[i] for i in order]
             values, _ = self._run(batch, side)
@@ -317,7 +317,7 @@ class SelfTest:
         return worst.check("alone" if side == "none" else side, what)
 
     def _patched_back(self) -> Check:
-        worst = _Worst(0.0)
+        worst = _Worst(self.model, 0.0)
         for site in dict.fromkeys(p.site for p in self.points if p.editable):
             edits = {p.name: self._returning(p) for p in self.points if p.site == site and p.editable}
             _, result = self._run(self.sequences[:1], "none", edits=edits)
