@@ -92,7 +92,9 @@ def verify(
     replay: Annotated[
         bool, typer.Option("--replay", help="Hold stored rows to plain forwards of the reloaded model too.")
     ] = False,
-    share: Annotated[float, typer.Option(help="With --replay: the share of the tokens to run again; 1 is all.")] = 0.02,
+    share: Annotated[
+        float | None, typer.Option(help="With --replay: the share of the tokens to run again; 1 is all. Default: 0.02.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="With --replay: where the run's model lies now, if it was moved.")
     ] = None,
@@ -103,16 +105,21 @@ def verify(
 
     Exit code 1 when anything is wrong; `layerlake repair` makes again what can be made again.
     """
+    from ..errors import RequestError
     from ..store.lake import Lake
     from ..store.printing import count, print_json
+    from .replay_check import BUDGET
     from .verify_replay import verify_replay
 
+    if not replay and (share is not None or model is not None):
+        raise RequestError("--share and --model are for --replay: add it, or leave them out.")
     opened = Lake.open(lake)
     problems = opened.verify(run)
     checked = [run] if run else opened.runs()
     replayed = None
     if replay:
-        replayed = verify_replay(lake, run=run, model=model, trust_remote_code=trust_remote_code, share=share)
+        part = BUDGET if share is None else share
+        replayed = verify_replay(lake, run=run, model=model, trust_remote_code=trust_remote_code, share=part)
         problems = [*problems, *replayed.problems]
     if json:
         found = {"runs": checked, "problems": [p.to_json() for p in problems]}

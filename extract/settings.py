@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 
 from ..errors import RequestError
-from ..store.dtypes import stored_dtype
+from ..store.dtypes import DTYPES, stored_dtype
 from ..store.row_kinds import RowKinds
 from ..store.run import ArraySpec, RunRecord
 from .batch import Padding
@@ -104,6 +104,11 @@ def choose_arrays(
     `longest` is the longest sequence's length, the width of an attention pattern.
     """
     points = choose_points(model, sites, layers)
+    odd = next((p for p in points if dtype is None and model.dtypes[p.name] not in DTYPES), None)
+    if odd is not None:
+        raise RequestError(
+            f"Site {odd.name} is {model.dtypes[odd.name]}, which is not stored. Choose a --dtype: {', '.join(DTYPES)}."
+        )
     arrays = tuple(
         ArraySpec(
             p.site,

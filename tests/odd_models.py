@@ -261,3 +261,8 @@ def hooked_for_long_sequences() -> TorchModel:
     model = _of(Base)
     model.module.a.register_forward_hook(lambda _m, _i, output: output * 2 if output.shape[1] > 8 else None)
     return model
+
+
+def of_float64() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(50, 4), nn.GRU(4, 4, batch_first=True)).double()

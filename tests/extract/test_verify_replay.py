@@ -91,6 +91,13 @@ def test_a_share_of_one_replays_every_sequence(made):
     assert (report.sequences, report.problems) == (120, [])
 
 
+def test_a_share_without_a_replay_is_a_wrong_request(made):
+    for option in (("--share", 0.5), ("--model", "elsewhere")):
+        result = run_layerlake("verify", "--lake", made[1], *option)
+        assert result.returncode == 2
+        assert "--replay" in result.stderr
+
+
 def test_a_share_out_of_range_is_refused(made):
     with pytest.raises(RequestError, match="share"):
         verify_replay(made[1], share=0)
