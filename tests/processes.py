@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import layerlake
@@ -95,3 +95,17 @@ def wait_until(condition, seconds: float, every: float = 0.01) -> bool:
             return True
         time.sleep(every)
     return bool(condition())
+
+
+def killed_at_work(command: Sequence[object], lake: Path, run: str) -> int:
+    """Start an extraction until one ends, each killed after two more units; returns how many were killed."""
+    units = lake / "runs" / run / "units"
+    for killed in range(30):
+        with started(*command, "--lake", lake) as process:
+            before = len(list(units.iterdir())) if units.is_dir() else 0
+            wait_until(lambda p=process, b=before: p.poll() is not None or len(list(units.glob("*"))) > b + 1, 60)
+            if process.poll() is not None:
+                return killed
+            process.kill()
+            process.wait()
+    return 30

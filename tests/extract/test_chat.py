@@ -250,7 +250,7 @@ def test_no_tokenizer_no_template_and_several_templates_are_one_sentence() -> No
         (None, "document d is messages and the model has no tokenizer"),
         (chat_tokenizer(None), "has no chat template. Give text"),
         (tokenizer("wordpiece"), "has no chat template"),
-        (chat_tokenizer({"a": CHATML, "b": CHATML}), "several chat templates and no default one"),  # type: ignore[arg-type]
+        (chat_tokenizer({"a": CHATML, "b": CHATML}), "several chat templates and no default one"),
     ):
         with pytest.raises(DataError, match=says):
             render_chats([chat(("user", "hello"))], tokens)

@@ -26,7 +26,7 @@ from layerlake.extract.unit_sequences import UnitSequences
 from layerlake.extract.windows import Sequence
 from layerlake.store.lake import Lake
 from layerlake.store.parquet import table_bytes
-from processes import run_layerlake, started, wait_until
+from processes import killed_at_work, run_layerlake
 from typer.testing import CliRunner
 
 ARRAYS = ("embed", "resid_post-0", "resid_post-1")
@@ -379,17 +379,7 @@ def test_S06_killed_and_on_actors_a_run_of_kept_tokens_has_the_same_bytes(tmp_pa
     assert run_layerlake(*command, "--lake", tmp_path / "whole").returncode == 0
     expected = promised(tmp_path / "whole")
     assert len(Lake.open(tmp_path / "whole").run("r").committed()) > 4
-    killed, units = 0, tmp_path / "killed" / "runs" / "r" / "units"
-    for _ in range(30):
-        with started(*command, "--lake", tmp_path / "killed") as process:
-            before = len(list(units.iterdir())) if units.is_dir() else 0
-            wait_until(lambda p=process, b=before: p.poll() is not None or len(list(units.glob("*"))) > b + 1, 60)
-            if process.poll() is not None:
-                break
-            process.kill()
-            process.wait()
-            killed += 1
-    assert killed > 1
+    assert killed_at_work(command, tmp_path / "killed", "r") > 1
     assert run_layerlake(*command, "--lake", tmp_path / "killed").returncode == 0
     assert promised(tmp_path / "killed") == expected
     done = run_layerlake(*command, "--lake", tmp_path / "ray", "--engine", "ray", "--workers", 2)

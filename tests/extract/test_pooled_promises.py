@@ -28,7 +28,7 @@ from layerlake.extract.repair import repair
 from layerlake.extract.verify_replay import verify_replay
 from layerlake.store.lake import Lake
 from layerlake.store.row_kinds import RowKinds
-from processes import run_layerlake, started, wait_until
+from processes import killed_at_work, run_layerlake
 from typer.testing import CliRunner
 
 ALL = "tokens,sequences,spans:k"
@@ -392,17 +392,7 @@ class TestKept:
         command = [*data, "--rows", ALL, "--unit-rows", 512, "--batch-tokens", 64]
         assert run_layerlake(*command, "--lake", tmp_path / "whole").returncode == 0
         expected = promised(tmp_path / "whole/runs/r")
-        killed, units = 0, tmp_path / "killed" / "runs" / "r" / "units"
-        for _ in range(30):
-            with started(*command, "--lake", tmp_path / "killed") as process:
-                before = len(list(units.iterdir())) if units.is_dir() else 0
-                wait_until(lambda p=process, b=before: p.poll() is not None or len(list(units.glob("*"))) > b + 1, 60)
-                if process.poll() is not None:
-                    break
-                process.kill()
-                process.wait()
-                killed += 1
-        assert killed > 1
+        assert killed_at_work(command, tmp_path / "killed", "r") > 1
         assert run_layerlake(*command, "--lake", tmp_path / "killed").returncode == 0
         assert promised(tmp_path / "killed/runs/r") == expected
         done = run_layerlake(*command, "--lake", tmp_path / "ray", "--engine", "ray", "--workers", 2)
