@@ -53,13 +53,13 @@ def check_batches(
         return
     keys, sites = {p.name: p.keys for p in points}, {p.name: p.site for p in points}
     for name in keys:
-        if _far(model, sites[name], again[name][0], alone[len(batch) - 1][name][0]):
+        if too_far(model, sites[name], again[name][0], alone[len(batch) - 1][name][0]):
             raise ModelError(
                 f"Site {name}: the same sequence ({_shown(batch[-1])}) has other values each time. A model must draw "
                 "no random numbers, as dropout outside of evaluation mode does, and keep no state between calls."
             )
         for i, values in alone.items():
-            if _far(model, sites[name], together.rows(found[name], i, keys=keys[name]), values[name][0]):
+            if too_far(model, sites[name], together.rows(found[name], i, keys=keys[name]), values[name][0]):
                 raise ModelError(
                     f"Site {name}: a sequence ({_shown(batch[i])}) has other values in a batch than alone. "
                     + (
@@ -130,7 +130,7 @@ def column_distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((a - b).norm(dim=0) / torch.maximum(norms, floor)).max())
 
 
-def _far(model: LoadedModel, site: str, found: torch.Tensor, expected: torch.Tensor) -> bool:
+def too_far(model: LoadedModel, site: str, found: torch.Tensor, expected: torch.Tensor) -> bool:
     """Tell whether any row of `found` is farther from `expected` than the dtypes allow."""
     return row_distance(found, expected) > allowed_distance(model, found.dtype, site)
 

@@ -23,8 +23,10 @@ from ..errors import (
 from ..store.printing import count
 from ..store.record import ArraySpec
 from .batch import Batch, Padding, plan_batches
-from .batch_check import allowed_distance, row_distance
+from .batch_check import too_far
+from .bits import rounded_to
 from .cache import Cache
+from .failure import failing_alone
 from .given import read_given, token_table
 from .hooks import SitePoint
 from .live import borrowed
@@ -142,7 +144,7 @@ def _run(
         if check and members is telling and len(members) > 1:
             _check_alone(model, batch, points, found, members[-1], sequences[members[-1]])
         for array, point in zip(arrays, points, strict=True):
-            value = _rounded(found.pop(array.name), array).cpu()
+            value = rounded_to(found.pop(array.name), array.dtype, array.name, "Take a wider dtype.").cpu()
             for k, i in enumerate(members):
                 rows = batch.rows(value, k, keys=point.keys)
                 values[array.name][first[i] : first[i + 1], ..., : rows.shape[-1]] = rows
@@ -181,11 +183,9 @@ def _forward(
     try:
         return model.run(batch, points)[0]
     except ForwardError as error:
-        for i in members:
-            try:
-                model.run(Batch.of([sequences[i]], "none", model.device), points)
-            except ForwardError as alone:
-                raise ForwardError(f"texts[{i}] ({count(len(sequences[i]), 'token')}): {alone}") from error
+        if found := failing_alone(model, points, {i: sequences[i] for i in members}):
+            name, alone = found
+            raise ForwardError(f"texts[{name}] ({count(len(sequences[name]), 'token')}): {alone}") from error
         shown = ", ".join(map(str, members[:8])) + (f" and {len(members) - 8} more" if len(members) > 8 else "")
         raise ForwardError(f"Texts {shown} in one batch, and none of them alone: {error}") from error
 
@@ -203,9 +203,9 @@ def _check_alone(
     alone, _ = model.run(single, points)
     for point in points:
         own = batch.rows(found[point.name], len(batch.lengths) - 1, keys=point.keys)
-        if not _far(model, point.site, own, alone[point.name][0]):
+        if not too_far(model, point.site, own, alone[point.name][0]):
             continue
-        if _far(model, point.site, alone[point.name][0], model.run(single, points)[0][point.name][0]):
+        if too_far(model, point.site, alone[point.name][0], model.run(single, points)[0][point.name][0]):
             raise ModelError(
                 f"Site {point.name}: texts[{index}] has other values each time. A model must draw no random numbers, "
                 "as dropout outside of evaluation mode does, and keep no state between calls."
@@ -220,20 +220,3 @@ def _check_alone(
                 "batch_tokens=1, or mend the model."
             )
         )
-
-
-def _far(model: LoadedModel, site: str, found: torch.Tensor, expected: torch.Tensor) -> bool:
-    return row_distance(found, expected) > allowed_distance(model, found.dtype, site)
-
-
-def _rounded(value: torch.Tensor, array: ArraySpec) -> torch.Tensor:
-    """Round to nearest even, as an extraction does; a finite value that would become infinite is refused."""
-    rounded = value.to(getattr(torch, array.dtype))
-    if rounded.dtype != value.dtype:
-        lost = torch.isinf(rounded) & torch.isfinite(value)
-        if lost.any():
-            raise RequestError(
-                f"Site {array.name} has the value {value[lost][0].item():.6g}, which {array.dtype} cannot hold. Take a "
-                "wider dtype."
-            )
-    return rounded

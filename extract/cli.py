@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ..store.cli import JsonOption, LakeOption
+from .model_cli import AttentionOption, ModelArgument, ModelDtypeOption, RevisionOption, TrustOption
 from .model_cli import app as model_app
 
 app = typer.Typer()
@@ -27,10 +28,7 @@ RayAddressOption = Annotated[
     "--workers 2"
 )
 def extract(
-    model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", help="A local Hugging Face folder, a hub name, or package.module:function."),
-    ],
+    model: ModelArgument,
     data: Annotated[
         str,
         typer.Argument(
@@ -126,14 +124,10 @@ def extract(
             help="Label tokens by code-depth (the column depth) or column=package.module:function; repeat for more.",
         ),
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="The revision of a hub model.")] = None,
-    model_dtype: Annotated[str, typer.Option(help="Run the model as auto, float32, bfloat16 or float16.")] = "auto",
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with a hub model.")
-    ] = False,
-    attention: Annotated[
-        str, typer.Option(help="The attention implementation: sdpa, eager, ... Default: what transformers takes.")
-    ] = "auto",
+    revision: RevisionOption = None,
+    model_dtype: ModelDtypeOption = "auto",
+    trust_remote_code: TrustOption = False,
+    attention: AttentionOption = "auto",
     padding: Annotated[str | None, typer.Option(help="right, left or none. Default: what the model allows.")] = None,
     batch_tokens: Annotated[int, typer.Option(help="Tokens a forward, padding included.")] = 4096,
     unit_rows: Annotated[
@@ -254,9 +248,7 @@ def repair(
     model: Annotated[
         str | None, typer.Option(help="Where the run's model lies now. Default: where it was when the run was made.")
     ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with a hub model.")
-    ] = False,
+    trust_remote_code: TrustOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")] = False,
     engine: EngineOption = "inline",
     workers: WorkersOption = 1,

@@ -93,7 +93,8 @@ def plan(
     first. With `timed`, batches of the plan are run for some ten seconds and a file of 64 MiB is written next to the
     lake, and removed. Raises `WorldError` when the disk would not hold the run, unless `ignore_free_space` is set.
     """
-    ready = prepare(ExtractRequest(model, data, lake, **options))
+    asked = ExtractRequest(model, data, lake, **options)
+    ready = prepare(asked)
     record = ready.record
     check_space(ready.root, record, (), ignore=ignore_free_space)
     arrays = [
@@ -115,7 +116,7 @@ def plan(
             )
             rate, memory = _time(ready, batches)
         disk = _disk_speed(ready.root)
-        workers = max(1, int(options.get("workers", 1))) if options.get("engine", "inline") != "inline" else 1
+        workers = 1 if asked.engine == "inline" else asked.workers
         computing = ready.plan.read / rate
         seconds = max(computing * (1 + BUDGET), size / disk) / workers
         cheaper = computing < 2 * size / disk

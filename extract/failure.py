@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
+from ..errors import ForwardError
+from .batch import Batch
+
 if TYPE_CHECKING:
+    from .hooks import SitePoint
     from .loaded_model import LoadedModel
 
 
@@ -31,3 +37,18 @@ def where_it_failed(error: BaseException, model: LoadedModel) -> str:
     inside = next((f" in block {blocks[p]}" for p in reversed(running) if p in blocks), "")
     module = f", module {running[-1]!r}," if running and running[-1] and running[-1] not in blocks else ""
     return inside + module
+
+
+def failing_alone(
+    model: LoadedModel, points: Sequence[SitePoint], members: Mapping[int, np.ndarray]
+) -> tuple[int, ForwardError] | None:
+    """Find the first of a batch's sequences that the model fails on alone, with what it says; None when there is none.
+
+    `members` are the sequences' ids by the name that they are told by.
+    """
+    for name, ids in members.items():
+        try:
+            model.run(Batch.of([ids], "none", model.device), points)
+        except ForwardError as alone:
+            return name, alone
+    return None

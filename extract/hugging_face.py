@@ -75,7 +75,7 @@ def load_hugging_face(source: ModelSource) -> LoadedModel:
             )
         except LayerlakeError:
             raise
-        except Exception as error:
+        except Exception as error:  # a checkpoint can be wrong in any way, and code of a hub's raises what it likes
             raise ModelError(f"{source.name} does not load as a model: {one_line(error)}") from error
         module.eval()
         architecture = architecture_of(module, source)
@@ -201,7 +201,7 @@ def _load_tokenizer(transformers: Any, name: str, options: dict[str, Any], local
         return None
     try:
         return transformers.AutoTokenizer.from_pretrained(name, **options)
-    except Exception as error:
+    except Exception as error:  # the library raises errors of many kinds, for files of many kinds
         raise ModelError(f"The tokenizer of {name} does not load: {one_line(error)}") from error
 
 

@@ -86,6 +86,13 @@ class LoadedModel:
     dtypes: dict[str, str] = field(default_factory=dict)
     """The dtype of each settled point, by name."""
 
+    def block_paths(self) -> list[str]:
+        """Give the paths of the blocks in the model's own list of them; empty for a model without an architecture."""
+        if self.architecture is None:
+            return []
+        path = f"{self.prefix}.{self.architecture.blocks}" if self.prefix else self.architecture.blocks
+        return [f"{path}.{name}" for name, _ in self.module.get_submodule(path).named_children()]
+
     def place(self, site: str, layer: int | None) -> SitePoint:
         """Find a point by site, or by a module's path, and layer; the error lists what the model has.
 
@@ -150,7 +157,7 @@ class LoadedModel:
                 output = self.forward(batch, whole)
         except LayerlakeError:
             raise
-        except Exception as error:
+        except Exception as error:  # a model is a program, and raises what it likes
             raise ForwardError(
                 f"{self.source.title} failed{where_it_failed(error, self)} on {len(batch.lengths)} sequences of up to "
                 f"{shape[1]} tokens with {type(error).__name__}: {one_line(error)}"

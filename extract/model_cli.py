@@ -37,9 +37,10 @@ def sites(
     from ..store.printing import print_json, print_rows
     from .loaded_model import ModelSource
     from .models import load_model
+    from .run_units import import_from_here
     from .site_list import list_sites
 
-    import_path()
+    import_from_here()
     found = list_sites(load_model(ModelSource(model, revision, model_dtype, trust_remote_code, attention)))
     if json:
         print_json([s.to_json() for s in found])
@@ -66,9 +67,10 @@ def doctor(
     from ..store.printing import print_json, print_rows
     from .loaded_model import ModelSource
     from .models import load_model
+    from .run_units import import_from_here
     from .self_test import SelfTest
 
-    import_path()
+    import_from_here()
     source = ModelSource(model, revision, model_dtype, trust_remote_code, attention)
     checks = SelfTest(load_model(source, device=device), seed=seed).run()
     failed = [c for c in checks if c.passed is False]
@@ -137,10 +139,3 @@ def verify(
             )
     if problems:
         raise typer.Exit(1)
-
-
-def import_path() -> None:
-    """Let a model's function lie in the current folder."""
-    from .run_units import import_from_here
-
-    import_from_here()

@@ -17,6 +17,7 @@ from ..store.row_kinds import SPANS, TOKENS
 from ..store.run import ArraySpec, Run
 from .batch import Batch
 from .batch_check import allowed_distance, column_distance, row_distance
+from .bits import bits_of, from_bits
 from .hooks import SitePoint
 from .loaded_model import LoadedModel
 from .pools import rounded_once
@@ -75,12 +76,7 @@ class ReplayCheck:
         self._of_tokens = [(a, p) for a, p in self.points if a.rows == TOKENS]
         self.tokens_run = 0
         self.tokens_replayed = 0
-        architecture = model.architecture
-        self._blocks: list[str] = []
-        if architecture is not None:
-            start = f"{model.prefix}." if model.prefix else ""
-            blocks = model.module.get_submodule(start + architecture.blocks)
-            self._blocks = [f"{start}{architecture.blocks}.{name}" for name, _ in blocks.named_children()]
+        self._blocks = model.block_paths()
 
     def check(
         self,
@@ -156,7 +152,7 @@ class ReplayCheck:
         if editable:
             array, point = editable[index % len(editable)]
             rounded = expected[array.name].to(kept[array.name].dtype)
-            if torch.equal(_bits(kept[array.name]), _bits(rounded)):
+            if np.array_equal(bits_of(kept[array.name]), bits_of(rounded)):
                 patch = 0.0  # the same values in the same forward: exactly nothing changes
             else:
                 patched = [whole[array.name].clone(), whole[array.name].clone()]
@@ -331,16 +327,6 @@ def _distances(own: Tensor, expected: Tensor, scale: Tensor) -> Tensor:
     apart = (a.nan_to_num(0, 0, 0) - b.nan_to_num(0, 0, 0)).norm(dim=1)
     apart = apart / scale.nan_to_num(0, 0, 0).clamp_min(torch.finfo(torch.double).tiny)
     return torch.where(same, apart, math.inf)
-
-
-def from_bits(bits: np.ndarray, dtype: str) -> Tensor:
-    """Give raw bits as a torch tensor of their dtype."""
-    signed = np.ascontiguousarray(bits).view(np.int32 if dtype == "float32" else np.int16)
-    return torch.from_numpy(signed.copy()).view(getattr(torch, dtype))
-
-
-def _bits(value: Tensor) -> Tensor:
-    return value.contiguous().view(torch.int32 if value.dtype == torch.float32 else torch.int16)
 
 
 def _total(a: Tensor, b: Tensor) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import LayerlakeError, ModelError, WorldError
 from ..store.run import Run
 from .devices import check_device
-from .loaded_model import ModelSource
+from .loaded_model import LoadedModel, ModelSource
 from .models import load_model
 from .settings import other_compute, other_model
 from .weights import Digests, other_weights
@@ -28,8 +28,22 @@ class RunModels:
         With `same_bytes` this machine must give the run's bytes, not only its values. Code that comes with a model runs
         only when it was asked for now: what a lake says is not enough.
         """
+        source, threads, device = self._source(run, same_bytes=same_bytes)
+        if (source, device) not in self._known:
+            self._load(source, device)
+        self._hold(run, source, device)
+        return source, threads, device
+
+    def load(self, run: Run) -> LoadedModel:
+        """Load a run's model, held to the run's record; on any machine."""
+        source, _, device = self._source(run, same_bytes=False)
+        loaded = self._load(source, device)
+        self._hold(run, source, device)
+        return loaded
+
+    def _source(self, run: Run, *, same_bytes: bool) -> tuple[ModelSource, int, str]:
         try:
-            settings, compute = run.record.settings, run.record.settings["compute"]
+            compute = run.record.settings["compute"]
             source = ModelSource(**run.record.source["load"]) if self.name is None else self._named(run)
             source = replace(source, trust_remote_code=self.trust_remote_code)
             threads, device = int(compute["threads"]), compute["device"]
@@ -47,20 +61,24 @@ class RunModels:
             raise ModelError(
                 f"the run does not say which model made it, and how ({type(error).__name__}: {error})."
             ) from error
+        return source, threads, device
+
+    def _load(self, source: ModelSource, device: str) -> LoadedModel:
         try:
-            if (source, device) not in self._known:
-                loaded = load_model(source, device=device)
-                self._known[source, device] = loaded.identity, loaded.weights
+            loaded = load_model(source, device=device)
         except LayerlakeError as error:
             raise ModelError(f"the model does not load: {error} Where it lies elsewhere now, say --model.") from error
+        self._known[source, device] = loaded.identity, loaded.weights
+        return loaded
+
+    def _hold(self, run: Run, source: ModelSource, device: str) -> None:
         identity, weights = self._known[source, device]
-        if other := other_model(identity, settings):
+        if other := other_model(identity, run.record.settings):
             differs = other_weights(run, weights)
             raise ModelError(
                 f"{source.name} has other {' and '.join(other)} than the model that made the run"
                 f"{f' ({differs})' if differs else ''}. Say --model with the one that did."
             )
-        return source, threads, device
 
     def weights(self, run: Run) -> Digests:
         """Give the digests of the weights of a run's model, which is at hand and the same, on any machine."""

@@ -160,20 +160,13 @@ class SelfTest:
 
     def _blocks(self) -> Check:
         worst = _Worst(self.model)
-        paths = self._block_paths()
+        paths = self.model.block_paths() or [p.module for p in self.points if p.site == "resid_post"]
         plain = plain_forward(self.model, self.sequences[0], paths, whole=False)
         for layer, value in self._of("resid_post").items():
             assert layer is not None
             found = replace(self._point("resid_post", layer), module=paths[layer])
             worst.see(value, plain.value(self.model, found), f"resid_post-{layer}")
         return worst.check("blocks", "resid_post i is what block i returns in a plain forward of one sequence")
-
-    def _block_paths(self) -> list[str]:
-        if self.model.architecture is None:
-            return [p.module for p in self.points if p.site == "resid_post"]
-        start = f"{self.model.prefix}." if self.model.prefix else ""
-        blocks = self.model.module.get_submodule(start + self.model.architecture.blocks)
-        return [f"{start}{self.model.architecture.blocks}.{i}" for i in range(len(list(blocks.children())))]
 
     def _point(self, site: str, layer: int | None) -> SitePoint:
         return next(p for p in self.points if p.site == site and p.layer == layer)

@@ -45,7 +45,7 @@ def _norm_after(base: Any, last: nn.Module, title: str) -> str | None:
         with torch.no_grad():
             device = base.get_input_embeddings().weight.device
             base(input_ids=torch.zeros((1, 3), dtype=torch.long, device=device))
-    except Exception as error:
+    except Exception as error:  # a model that nobody registered may need arguments that are not known here
         raise ModelError(
             f"{title} ({type(base).__name__}) is of no registered architecture, and does not run on ids alone "
             f"({type(error).__name__}: {one_line(error)}). Write a function that returns a TorchModel."

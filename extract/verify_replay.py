@@ -14,7 +14,6 @@ from ..store.layout import unit_name
 from ..store.run import Run
 from ..store.verify import Problem
 from .loaded_model import LoadedModel
-from .models import load_model
 from .replay_check import ReplayCheck
 from .run_models import RunModels
 from .run_units import import_from_here
@@ -73,8 +72,7 @@ def verify_replay(
                 raise
             continue
         try:
-            source, _, device = models.check(found, same_bytes=False)
-            loaded = load_model(source, device=device)
+            loaded = models.load(found)
         except LayerlakeError as error:
             if run is not None:
                 raise

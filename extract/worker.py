@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import ForwardError, ModelError, RequestError, WorldError
+from ..errors import ForwardError, ModelError, WorldError
 from ..store.plan import stored_tokens
 from ..store.row_kinds import TOKENS
 from ..store.run import ArraySpec, Run
 from ..store.unit import UnitWriter
 from .batch import Batch, Padding, plan_batches
+from .bits import bits_of, rounded_to
+from .failure import failing_alone
 from .hooks import SitePoint
 from .loaded_model import ModelSource
 from .models import load_model
@@ -122,36 +124,13 @@ class ExtractWorker:
 
     def _blamed(self, error: ForwardError, unit: int, members: Mapping[int, np.ndarray]) -> ForwardError:
         """Find which of a batch's sequences the model fails on alone, and name it with the unit."""
-        points = self._places()
-        for name, ids in members.items():
-            try:
-                self.model.run(Batch.of([ids], "none", self.model.device), points)
-            except ForwardError as alone:
-                return ForwardError(f"Unit {unit}, sequence {name} ({len(ids)} tokens): {alone}")
+        if found := failing_alone(self.model, self._places(), members):
+            name, alone = found
+            return ForwardError(f"Unit {unit}, sequence {name} ({len(members[name])} tokens): {alone}")
         shown = ", ".join(map(str, members)) if len(members) < 9 else f"{min(members)} to {max(members)}"
         return ForwardError(f"Unit {unit}, sequences {shown} together, and none of them alone: {error}")
 
 
 def to_stored(value: torch.Tensor, array: ArraySpec, point: SitePoint) -> torch.Tensor:
-    """Round a captured value to the stored dtype, where it is.
-
-    Rounding is to nearest even, as torch converts. A finite value that would become infinite is refused, naming site
-    and value, instead of stored as something else: float16 ends at 65,504, bfloat16 just below float32.
-    """
-    stored = value.to(getattr(torch, array.dtype))
-    if stored.dtype != value.dtype:
-        lost = torch.isinf(stored) & torch.isfinite(value)
-        if lost.any():
-            raise RequestError(
-                f"Site {point.name} has the value {value[lost][0].item():.6g}, which {array.dtype} cannot hold. "
-                "Store this run with a wider --dtype."
-            )
-    return stored
-
-
-def bits_of(stored: torch.Tensor) -> np.ndarray:
-    """Give the raw bits of a tensor on the host as a NumPy array of the same shape."""
-    whole = stored.cpu().contiguous()
-    if whole.dtype == torch.float32:
-        return whole.view(torch.int32).numpy().view(np.uint32)
-    return whole.view(torch.int16).numpy().view(np.uint16)
+    """Round a captured value to the array's dtype; one that would overflow is refused by site and value."""
+    return rounded_to(value, array.dtype, point.name, "Store this run with a wider --dtype.")
