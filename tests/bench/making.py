@@ -61,10 +61,11 @@ def sequence_table(rows: int, unit_rows: int) -> pa.Table:
         "length": np.full(len(seq), SEQUENCE, np.int32),
         "rows": np.full(len(seq), SEQUENCE, np.int32),
         "first_row": seq * SEQUENCE,
+        "sequence_row": pa.nulls(len(seq)),  # no means are stored
         "split": pa.array(np.where(seq % 5 == 0, "test", "train")),
     }
     schema = pa.schema(list(SEQUENCE_FIELDS))
-    return pa.table({f.name: pa.array(columns[f.name], f.type) for f in schema}, schema)
+    return pa.table([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
 
 
 def make_empty(root: Path, name: str, rows: int, units: int, arrays: tuple[ArraySpec, ...]) -> Run:
