@@ -13,7 +13,7 @@ from ..errors import ForwardError, ModelError
 from .batch import Batch, Padding, plan_batches, split_sequences
 from .hooks import SitePoint
 from .loaded_model import LoadedModel
-from .models import refuse_hooks
+from .loading import refuse_hooks
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 """By dtype of a site, how far a row may lie from the same row of another batch, as a share of the row's norm.

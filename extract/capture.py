@@ -31,7 +31,7 @@ from .given import read_given, token_table
 from .hooks import SitePoint
 from .live import borrowed
 from .loaded_model import LoadedModel, ModelSource
-from .models import load_model, refuse_hooks
+from .loading import load_model, refuse_hooks
 from .run_units import import_from_here
 from .settings import check_special_tokens, choose_padding, choose_points, layer_numbers, site_names
 from .torch_model import TorchModel

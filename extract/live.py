@@ -13,7 +13,7 @@ from ..errors import RequestError
 from .devices import device_of
 from .hugging_face import architecture_of, of_transformers
 from .loaded_model import LoadedModel, ModelSource
-from .models import check_model, of_torch
+from .loading import check_model, of_torch
 from .rnn import stacks
 from .torch_model import TorchModel
 

@@ -36,7 +36,7 @@ def sites(
     """
     from ..store.printing import print_json, print_rows
     from .loaded_model import ModelSource
-    from .models import load_model
+    from .loading import load_model
     from .run_units import import_from_here
     from .site_list import list_sites
 
@@ -66,7 +66,7 @@ def doctor(
     """
     from ..store.printing import print_json, print_rows
     from .loaded_model import ModelSource
-    from .models import load_model
+    from .loading import load_model
     from .run_units import import_from_here
     from .self_test import SelfTest
 

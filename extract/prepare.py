@@ -24,7 +24,7 @@ from .hooks import SitePoint
 from .keep import Keep
 from .labels import load_labeler
 from .loaded_model import LoadedModel, ModelSource
-from .models import load_model
+from .loading import load_model
 from .plan import ExtractionPlan, make_plan
 from .request import ExtractRequest
 from .run_units import import_from_here

@@ -9,7 +9,7 @@ from ..errors import LayerlakeError, ModelError, WorldError
 from ..store.run import Run
 from .devices import check_device
 from .loaded_model import LoadedModel, ModelSource
-from .models import load_model
+from .loading import load_model
 from .settings import other_compute, other_model
 from .weights import Digests, other_weights
 

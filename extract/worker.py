@@ -21,7 +21,7 @@ from .bits import bits_of, rounded_to
 from .failure import failing_alone
 from .hooks import SitePoint
 from .loaded_model import ModelSource
-from .models import load_model
+from .loading import load_model
 from .offload import Convert, Offload, Store
 from .pools import BatchPools, rounded_once
 from .replay_check import ReplayCheck

@@ -12,7 +12,7 @@ from layerlake.errors import ModelError, RequestError
 from layerlake.extract.batch import Batch
 from layerlake.extract.hooks import SiteHooks, SitePoint
 from layerlake.extract.loaded_model import ModelSource
-from layerlake.extract.models import load_model
+from layerlake.extract.loading import load_model
 from layerlake.extract.rnn import LayeredRNN, take_apart
 from torch import nn
 

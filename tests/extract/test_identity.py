@@ -15,7 +15,7 @@ from layerlake.errors import SettingsDifferError
 from layerlake.extract.driver import extract
 from layerlake.extract.fingerprint import source_hash
 from layerlake.extract.loaded_model import ModelSource
-from layerlake.extract.models import load_model
+from layerlake.extract.loading import load_model
 from layerlake.store.lake import Lake
 from processes import run_layerlake
 from safetensors.torch import load_file, save_file

@@ -18,7 +18,7 @@ import transformers
 from layerlake.extract.batch import Batch
 from layerlake.extract.driver import extract
 from layerlake.extract.loaded_model import ModelSource
-from layerlake.extract.models import load_model
+from layerlake.extract.loading import load_model
 from layerlake.store.lake import Lake
 from toy_models import FAMILIES, REGISTERED, VOCABULARY, save_model
 

@@ -13,7 +13,7 @@ from layerlake.errors import JobError, ModelError, RequestError
 from layerlake.extract.batch_check import TOLERANCES
 from layerlake.extract.driver import extract
 from layerlake.extract.loaded_model import ModelSource
-from layerlake.extract.models import load_model
+from layerlake.extract.loading import load_model
 from layerlake.extract.rnn import take_apart
 from layerlake.store.lake import Lake
 from torch import nn

@@ -11,7 +11,7 @@ from layerlake.errors import ModelError
 from layerlake.extract import architectures, hooks
 from layerlake.extract.architectures import ARCHITECTURES, Place
 from layerlake.extract.loaded_model import LoadedModel, ModelSource
-from layerlake.extract.models import load_model
+from layerlake.extract.loading import load_model
 from layerlake.extract.self_test import Check, SelfTest
 from processes import run_layerlake
 from toy_models import REGISTERED, save_model

@@ -13,7 +13,7 @@ import torch
 from layerlake.errors import CorruptLakeError, ModelError, SettingsDifferError
 from layerlake.extract.driver import extract
 from layerlake.extract.loaded_model import ModelSource
-from layerlake.extract.models import load_model
+from layerlake.extract.loading import load_model
 from layerlake.extract.repair import repair
 from layerlake.extract.settings import other_model
 from layerlake.extract.weights import kept_weights, weight_digests, weights_difference, weights_fingerprint
