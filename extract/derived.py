@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from ..errors import ModelError
 from .hooks import Call
+from .models.recurrent_steps import RecurrentSteps, gru_steps, lstm_steps
 
 
 class _Scan(NamedTuple):
@@ -130,15 +131,6 @@ def _mamba2_scan(mixer: Any, call: Call) -> _Scan:
     return _Scan(x, decay, (delta[..., None] * x)[..., None] * b[..., None, :], c, gate)
 
 
-class _Steps(NamedTuple):
-    """What a recurrent layer computes at each token, in the layer's own order of axes."""
-
-    hidden: Tensor
-    cell: Tensor | None
-    gates: Tensor
-    """(..., 4, hidden): i, f, g, o of an LSTM; (..., 3, hidden): r, z, n of a GRU."""
-
-
 def rnn_gates(layer: nn.Module, call: Call) -> Tensor:
     """Give a recurrent layer's gates at each token, (..., 4, hidden): i, f, g, o of an LSTM; 3: r, z, n of a GRU.
 
@@ -181,42 +173,23 @@ def gates_output(layer: Any, call: Call, gates: Tensor) -> Tensor:
     return stacked.transpose(0, 1) if layer.batch_first else stacked
 
 
-def _unroll(layer: Any, call: Call) -> _Steps:
+def _unroll(layer: Any, call: Call) -> RecurrentSteps:
+    """Give what a layer computes at each token, in the layer's own order of axes."""
     x = call.input("input")
     if not isinstance(x, Tensor) or x.ndim != 3:
         raise ModelError(
             "The gates and cells of a recurrent layer are computed from a padded batch, and the model gives its layer "
             f"a {type(x).__name__}. Call the layer with (batch, time, features)."
         )
-    x = x.transpose(0, 1) if layer.batch_first else x
     start = call.input("hx", 1)
-    size = layer.hidden_size
-    if start is None:
-        h = c = x.new_zeros(x.shape[1], size)
-    else:
-        h, c = (start[0][0], start[1][0]) if layer.mode == "LSTM" else (start[0], start[0])
-    w_ih, w_hh = layer.weight_ih_l0, layer.weight_hh_l0
     b_ih, b_hh = (layer.bias_ih_l0, layer.bias_hh_l0) if layer.bias else (None, None)
-    hidden, cells, gates = [], [], []
-    for step in x:
-        given, kept = functional.linear(step, w_ih, b_ih), functional.linear(h, w_hh, b_hh)
-        if layer.mode == "LSTM":
-            i, f, g, o = (given + kept).chunk(4, dim=-1)
-            i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-            c = f * c + i * g
-            h = o * c.tanh()
-            gates.append(torch.stack((i, f, g, o), dim=1))
-            cells.append(c)
-        else:
-            r, z, n = ((a, b) for a, b in zip(given.chunk(3, dim=-1), kept.chunk(3, dim=-1), strict=True))
-            r, z = (r[0] + r[1]).sigmoid(), (z[0] + z[1]).sigmoid()
-            n = (n[0] + r * n[1]).tanh()
-            h = (1 - z) * n + z * h
-            gates.append(torch.stack((r, z, n), dim=1))
-        hidden.append(h)
-
-    def laid(steps: list[Tensor]) -> Tensor:
-        stacked = torch.stack(steps)
-        return stacked.transpose(0, 1) if layer.batch_first else stacked
-
-    return _Steps(laid(hidden), laid(cells) if cells else None, laid(gates))
+    weights = (layer.weight_ih_l0, layer.weight_hh_l0, b_ih, b_hh)
+    x = x if layer.batch_first else x.transpose(0, 1)
+    if layer.mode == "LSTM":
+        steps = lstm_steps(x, weights, None if start is None else (start[0][0], start[1][0]))
+    else:
+        steps = gru_steps(x, weights, None if start is None else start[0])
+    if layer.batch_first:
+        return steps
+    cell = None if steps.cell is None else steps.cell.transpose(0, 1)
+    return RecurrentSteps(steps.hidden.transpose(0, 1), steps.gates.transpose(0, 1), cell)

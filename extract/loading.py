@@ -17,6 +17,7 @@ from .fingerprint import dtype_of, source_hash, tokenizer_hash
 from .hooks import SitePoint
 from .hugging_face import load_hugging_face
 from .loaded_model import LoadedModel, ModelSource
+from .own_model import is_own, load_own
 from .torch_model import TorchModel
 from .weights import weight_digests, weights_fingerprint
 
@@ -31,7 +32,10 @@ def load_model(source: ModelSource, *, device: str = "cpu") -> LoadedModel:
     if source.dtype not in _DTYPES:
         raise RequestError(f"{source.dtype!r} is not a model dtype; use one of {', '.join(_DTYPES)}.")
     check_device(device)
-    model = _load_function(source) if source.is_function else load_hugging_face(source)
+    if source.is_function:
+        model = _load_function(source)
+    else:
+        model = load_own(source) if is_own(source) else load_hugging_face(source)
     model.module.to(device)
     model.device = device
     check_model(model)

@@ -21,6 +21,7 @@ from .batch import Padding
 from .hooks import SitePoint
 from .hub_rows import HUB_PREFIX
 from .loaded_model import LoadedModel, ModelSource, short_path
+from .own_model import OWN_KIND
 from .sites import parse_site
 
 _LAYERS = re.compile(r"\s*(-?\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*")
@@ -188,7 +189,7 @@ def compute_settings(threads: int, device: str, kind: str, codec: str = "none") 
     }
     if codec != "none":
         found["numcodecs"] = importlib.metadata.version("numcodecs")
-    if kind != "function":
+    if kind != "function" and not kind.startswith(OWN_KIND):
         found["transformers"] = importlib.metadata.version("transformers")
     if kind == "mamba":
         found["kernels"] = ", ".join(f"{n} {v}" for n in _MAMBA_KERNELS if (v := _version(n))) or None
