@@ -99,7 +99,7 @@ class Mamba2Mixer(nn.Module):
         self.dt_bias = nn.Parameter(torch.empty(config.heads))
         self.A_log = nn.Parameter(torch.empty(config.heads))
         self.D = nn.Parameter(torch.empty(config.heads))
-        self.norm = GatedRMSNorm(config.d_inner)
+        self.norm = GatedRMSNorm(config.d_inner, config.groups)
         self.out_proj = nn.Linear(config.d_inner, config.d_model, bias=False)
         for parameter in (self.dt_bias, self.A_log, self.D):
             parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]

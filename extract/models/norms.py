@@ -31,10 +31,14 @@ class LayerNorm(nn.LayerNorm):
 
 
 class GatedRMSNorm(nn.Module):
-    """Mamba-2's norm of what the scan gives, gated before it: RMSNorm(y silu(z)) (Dao and Gu 2024, figure 6)."""
+    """Mamba-2's norm of what the scan gives, gated before it: RMSNorm(y silu(z)) (Dao and Gu 2024, figure 6).
 
-    def __init__(self, width: int) -> None:
+    Each group of channels is normalised on its own, as in the authors' code.
+    """
+
+    def __init__(self, width: int, groups: int) -> None:
         super().__init__()
+        self.groups = groups
         self.weight = nn.Parameter(torch.empty(width))
 
     def initialise(self, generator: Generator) -> None:
@@ -43,4 +47,5 @@ class GatedRMSNorm(nn.Module):
 
     def forward(self, y: Tensor, gate: Tensor) -> Tensor:
         """Gate and normalise (B, T, D)."""
-        return nn.functional.rms_norm(y * nn.functional.silu(gate), (y.shape[-1],), self.weight, 1e-5)
+        gated = (y * nn.functional.silu(gate)).unflatten(-1, (self.groups, -1))
+        return nn.functional.rms_norm(gated, gated.shape[-1:], eps=1e-5).flatten(-2) * self.weight
