@@ -1,11 +1,12 @@
 # Set-up once, then: `make demo` runs the main job, `make test` the tests, `make check` lint, format and types;
-# `make bench-store` and `make bench-extract` measure (a quarter of an hour each, up to 15 GB of disk, nothing else running).
+# `make bench-store`, `make bench-extract` and `make bench-train` measure (a quarter of an hour each, up to 15 GB of disk,
+# nothing else running).
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 LAKE ?= demo-lake
 
-.PHONY: demo test check bench-store bench-extract clean
+.PHONY: demo test check bench-store bench-extract bench-train clean
 
 $(VENV)/installed: pyproject.toml requirements.lock
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'layerlake needs Python 3.11 or newer: make PYTHON=python3.12 ...')"
@@ -31,6 +32,9 @@ bench-store: $(VENV)/installed
 
 bench-extract: $(VENV)/installed
 	$(BIN)/python tests/bench/extract.py --out bench-extract.json
+
+bench-train: $(VENV)/installed
+	$(BIN)/python tests/bench/train.py --out bench-train.json
 
 clean:
 	rm -rf $(VENV) demo-lake profile.png build dist *.egg-info

@@ -34,6 +34,13 @@ def test_the_store_benchmark_runs_on_small_arrays_and_reports_every_section(tmp_
 
 
 @pytest.mark.slow
+def test_the_training_benchmark_runs_on_small_batches_and_reports_every_architecture(tmp_path):
+    rows = figures_of("train.py", tmp_path)["rows"]
+    assert {row["on"].split(",")[0] for row in rows} == {"transformer", "mamba", "mamba2", "lstm", "gru"}
+    assert any(row["target"] for row in rows)
+
+
+@pytest.mark.slow
 def test_the_extraction_benchmark_runs_on_small_models_and_reports_every_section(tmp_path):
     rows = figures_of("extract.py", tmp_path)["rows"]
     references = {row["reference"] for row in rows}
