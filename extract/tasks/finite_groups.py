@@ -55,8 +55,8 @@ class FiniteGroup:
 def named_group(name: str) -> FiniteGroup:
     """Give a group by name: ``zN`` (adding modulo N), ``sN`` and ``aN`` (all and the even permutations of N things).
 
-    A permutation is named by where it sends 1, 2, 3, ...: 213 exchanges the first two things. Generators are 1 of zN;
-    an exchange and a cycle of sN; cycles of three of aN.
+    A permutation is named by where it sends 1, 2, 3, ...: 213 exchanges the first two things. Generators are 0 and
+    1 of zN; an exchange and a cycle of sN; cycles of three of aN.
     """
     found = re.fullmatch(r"([zsa])([1-9]\d{0,2})", name)
     if not found:
@@ -66,7 +66,7 @@ def named_group(name: str) -> FiniteGroup:
         _check_size(name, n)
         elements = tuple(map(str, range(n)))
         table = tuple(tuple((a + b) % n for b in range(n)) for a in range(n))
-        return FiniteGroup(elements, table, (1 % n,))
+        return FiniteGroup(elements, table, tuple(range(min(n, 2))))
     if n > 9:
         raise RequestError(f"The group {name} has too many elements: permutations of up to 6 things are made.")
     permutations = [p for p in itertools.permutations(range(n)) if kind == "s" or _is_even(p)]

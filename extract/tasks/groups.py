@@ -26,7 +26,7 @@ class GroupComposition(Task):
         element   213 321 312
 
     The second is 231 after 213: 1 goes to 2 and on to 3, 2 to 1 and on to 2, 3 to 3 and on to 1. With
-    ``generators=minimal`` the symbols are a generating set of the group only; the identity is not among them.
+    ``generators=minimal`` the symbols are a generating set of the group only; `named_group` says which.
     """
 
     name: ClassVar[str] = "group"
