@@ -54,10 +54,7 @@ class Trainer:
     ) -> None:
         if seed < 0:
             raise RequestError(f"A seed is a whole number from 0 on, not {seed}.")
-        if max_length is not None and recipe.length > max_length:
-            raise RequestError(f"The model has {max_length} positions: strings of {recipe.length} cannot be trained.")
-        if recipe.random_offset and max_length is None:
-            raise RequestError("random_offset is for models with a table of positions, which this one has not.")
+        check_positions(recipe, max_length)
         self.model = model.train()
         self.data = data
         self.recipe = recipe
@@ -146,6 +143,14 @@ class Trainer:
             f"The {what} is {value} at step {self.state.step + 1} of seed {self.seed}, which changed nothing. "
             "Train with a lower lr, a longer warmup or a smaller clip, in another folder."
         )
+
+
+def check_positions(recipe: Recipe, max_length: int | None) -> None:
+    """Raise `RequestError` where a recipe needs positions that a model with `max_length` of them does not have."""
+    if max_length is not None and recipe.length > max_length:
+        raise RequestError(f"The model has {max_length} positions: strings of {recipe.length} cannot be trained.")
+    if recipe.random_offset and max_length is None:
+        raise RequestError("random_offset is for models with a table of positions, which this one has not.")
 
 
 @contextlib.contextmanager
