@@ -12,7 +12,8 @@
         ├── RunLockedError                   another driver works on the run
         ├── ModelError                       the model does not load or does not run
         │   ├── ForwardError                   a forward of the model raised an error of its own
-        │   └── ReplayError                    what was to be stored is not what the model gives a sequence alone
+        │   ├── ReplayError                    what was to be stored is not what the model gives a sequence alone
+        │   └── TrainingError                  a training cannot go on: its loss is no number
         ├── MissingExtraError (ImportError)  an optional dependency is not installed
         └── JobError                         work items failed for good; ``failures`` names them
 
@@ -95,6 +96,10 @@ class ForwardError(ModelError):
 
 class ReplayError(ModelError):
     """What was to be stored, or is stored, is not what the model gives a sequence that runs alone."""
+
+
+class TrainingError(ModelError):
+    """A training cannot go on: its loss, or its gradient, is no finite number."""
 
 
 class MissingExtraError(WorldError, ImportError):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..extract.cli import EngineOption, RayAddressOption, ThreadsOption, WorkersOption
+from ..extract.engine_options import EngineOption, RayAddressOption, ThreadsOption, WorkersOption
 from ..store.cli import LakeOption
 
 app = typer.Typer()

@@ -9,18 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from ..store.cli import JsonOption, LakeOption
+from .engine_options import EngineOption, RayAddressOption, ThreadsOption, WorkersOption
 from .model_cli import AttentionOption, ModelArgument, ModelDtypeOption, RevisionOption, TrustOption
 from .model_cli import app as model_app
+from .train_cli import app as train_app
 
 app = typer.Typer()
 app.add_typer(model_app)
-
-EngineOption = Annotated[str, typer.Option(help="inline (this process) or ray.")]
-WorkersOption = Annotated[int, typer.Option(help="Ray actors.")]
-ThreadsOption = Annotated[int, typer.Option(help="Compute threads a worker.")]
-RayAddressOption = Annotated[
-    str | None, typer.Option(help="A running Ray cluster to use. Default: a private one, on this machine.")
-]
+app.add_typer(train_app)
 
 
 @app.command(
@@ -182,7 +178,7 @@ def extract(
 
 def extract_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Turn the options of the command `extract`, as its function got them, into the arguments of the function."""
-    from .settings import chat_options
+    from .settings import named_values
 
     renamed = {
         "site": "sites",
@@ -194,7 +190,7 @@ def extract_options(given: Mapping[str, Any]) -> dict[str, Any]:
     }
     options = {renamed.get(k, k): v for k, v in given.items() if k not in ("model", "data", "lake", "json")}
     options["sites"] = tuple(options["sites"] or ("embed", "resid_post"))
-    options["chat_options"] = chat_options(options["chat_options"] or ())
+    options["chat_options"] = named_values(options["chat_options"] or (), "the chat template")
     return options | {k: options[k] or () for k in ("labels", "label_columns", "data_splits")}
 
 

@@ -85,10 +85,11 @@ class Progress:
         elapsed = max(time.monotonic() - self._start, 1e-9)
         share = self.counted / self.total_amount if self.total_amount else self.done / max(1, self.total)
         rate = f"{self.counted / elapsed:,.0f} {self.amount}/s, " if self.amount else ""
-        return f"{rate}{_duration(elapsed / share - elapsed)} left" if share else f"{_duration(elapsed)} so far"
+        return f"{rate}{duration(elapsed / share - elapsed)} left" if share else f"{duration(elapsed)} so far"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Write seconds as people read them: ``0:07``, ``1:02:03``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

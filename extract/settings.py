@@ -24,8 +24,8 @@ from .loaded_model import LoadedModel, ModelSource, short_path
 from .own_model import OWN_KIND
 from .sites import parse_site
 
-_LAYERS = re.compile(r"\s*(-?\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*")
-_MOST_LAYERS = 100_000
+_NUMBERS = re.compile(r"\s*(-?\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*")
+_MOST_NUMBERS = 100_000
 _MAMBA_KERNELS = ("mamba-ssm", "causal-conv1d", "kernels", "mambapy")
 
 
@@ -51,17 +51,22 @@ def layer_numbers(asked: Sequence[int | str] | int | str | None) -> tuple[int, .
     """
     if asked is None:
         return None
+    given = [asked] if isinstance(asked, int | str) else asked
+    return tuple(dict.fromkeys(n for one in given for n in number_list(str(one), "layer")))
+
+
+def number_list(text: str, what: str) -> tuple[int, ...]:
+    """Read whole numbers, lists and ranges of them, as ``0,3,5-8``; `RequestError` for what is no `what` then."""
     found: list[int] = []
-    for one in [asked] if isinstance(asked, int | str) else asked:
-        for part in str(one).split(","):
-            match = _LAYERS.fullmatch(part)
-            first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-            if not first <= last < first + _MOST_LAYERS:
-                raise RequestError(
-                    f"{part.strip()!r} is no layer: write numbers from 0, lists and ranges, such as 0,3,5-8."
-                )
-            found += range(first, last + 1)
-    return tuple(dict.fromkeys(found))
+    for part in text.split(","):
+        match = _NUMBERS.fullmatch(part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < first + _MOST_NUMBERS:
+            raise RequestError(
+                f"{part.strip()!r} is no {what}: write numbers from 0, lists and ranges, such as 0,3,5-8."
+            )
+        found += range(first, last + 1)
+    return tuple(found)
 
 
 def choose_points(model: LoadedModel, sites: Sequence[str], layers: Sequence[int] | None) -> list[SitePoint]:
@@ -141,15 +146,15 @@ def check_special_tokens(asked: str) -> bool:
     return asked == "auto"
 
 
-def chat_options(given: Sequence[str]) -> dict[str, Any]:
-    """Read options of a chat template, ``NAME=VALUE`` each: true, false and numbers as in JSON, all else is text."""
+def named_values(given: Sequence[str], of: str) -> dict[str, Any]:
+    """Read options of something, ``NAME=VALUE`` each: true, false and numbers as in JSON, all else is text."""
     options: dict[str, Any] = {}
     for option in given:
         name, equals, text = option.partition("=")
         if not equals or not name.isidentifier():
-            raise RequestError(f"{option!r} is no option of a chat template: write it as NAME=VALUE.")
+            raise RequestError(f"{option!r} is no option of {of}: write it as NAME=VALUE.")
         if name in options:
-            raise RequestError(f"The option {name!r} of the chat template is given twice. Give it once.")
+            raise RequestError(f"The option {name!r} of {of} is given twice. Give it once.")
         try:
             value = json.loads(text, parse_constant=str)
         except ValueError:

@@ -11,7 +11,7 @@ import pytest
 from layerlake.__main__ import main
 from processes import environment, layerlake_command, run_layerlake
 
-COMMANDS = ("extract", "sql", "ls", "show", "annotate", "index", "verify", "rm", "repair", "probe")
+COMMANDS = ("extract", "sql", "ls", "show", "annotate", "index", "verify", "rm", "repair", "probe", "train")
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,15 @@ def test_asking_wrongly_is_exit_code_2_and_one_sentence(lake, capsys):
         ["probe", "toy", "--lake", lake, "--label", "even", "--where", "pos > 99"],
         ["probe", "toy", "--lake", lake, "--label", "even", "--plot", lake.parent / "p.doc"],
         ["probe", "toy", "--lake", lake, "--label", "even", "--seeds", "0"],
+        ["train", "lstmm", "parity", "--out", lake.parent / "cell"],
+        ["train", "lstm", "paritty", "--out", lake.parent / "cell"],
+        ["train", "lstm", "parity", "--out", lake.parent / "cell", "--set", "d_sate=16"],
+        ["train", "lstm", "parity", "--out", lake.parent / "cell", "--set", "layers"],
+        ["train", "lstm", "parity", "--out", lake.parent / "cell", "--recipe", "learning_rate=1"],
+        ["train", "lstm", "parity", "--out", lake.parent / "cell", "--curriculum", "start=5"],
+        ["train", "lstm", "parity", "--out", lake.parent / "cell", "--seeds", "0,0"],
+        ["train", "lstm", "parity", "--out", lake.parent / "cell", "--length", "0"],
+        ["train", "lstm", "parity", "--out", data],
     ]
     for arguments in cases:
         code = main([str(a) for a in arguments])

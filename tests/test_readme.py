@@ -15,7 +15,7 @@ from processes import environment
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-PAGES = ("docs/extraction.md", "docs/guarantees.md")
+PAGES = ("docs/extraction.md", "docs/guarantees.md", "docs/training.md")
 pytestmark = pytest.mark.skipif(not README.is_file(), reason="the tests stand alone, without the README beside them")
 
 _NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")

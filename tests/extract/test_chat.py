@@ -20,7 +20,7 @@ from layerlake.errors import DataError, RequestError, SettingsDifferError, Unkno
 from layerlake.extract.chat import mark_tokens, render_chats, special_ids
 from layerlake.extract.data import Chat, Document, default_split, read_documents
 from layerlake.extract.driver import extract
-from layerlake.extract.settings import chat_options
+from layerlake.extract.settings import named_values
 from layerlake.extract.windows import Sequence, make_sequences
 from layerlake.store.lake import Lake
 from some_tokenizers import byte_level_bpe, tokenizer
@@ -276,10 +276,19 @@ def test_options_go_to_the_template_and_those_that_it_does_not_read_are_refused(
     with pytest.raises(RequestError, match="cannot be recorded"):
         render_chats([document], tokens, options={"date_string": {1, 2}})
     given = ["g=NaN", "a=true", "b=3", "c=26 Jul 2024", "d=", 'e="5"', "f=[1]"]
-    assert chat_options(given) == {"g": "NaN", "a": True, "b": 3, "c": "26 Jul 2024", "d": "", "e": "5", "f": "[1]"}
+    expected = {
+        "g": "NaN",
+        "a": True,
+        "b": 3,
+        "c": "26 Jul 2024",
+        "d": "",
+        "e": "5",
+        "f": "[1]",
+    }
+    assert named_values(given, "the chat template") == expected
     for wrong, says in ((["a"], "write it as NAME=VALUE"), (["=1"], "NAME=VALUE"), (["a=1", "a=2"], "given twice")):
         with pytest.raises(RequestError, match=says):
-            chat_options(wrong)
+            named_values(wrong, "the chat template")
 
 
 def test_a_chat_is_on_the_same_side_of_the_split_for_every_template() -> None:

@@ -1,0 +1,36 @@
+"""The recipe of each cell of the study: one for an architecture on a task, the same for all seeds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .recipe import Recipe
+
+RECIPES: dict[tuple[str, str], dict[str, Any]] = {
+    # (architecture, task): what differs from Recipe's own fields
+    ("transformer", "parity"): {"lr": 5e-4, "steps": 4000},
+    ("transformer", "s3"): {"lr": 5e-4, "steps": 8000},
+    ("mamba", "parity"): {"steps": 4000},
+    ("mamba", "s3"): {"steps": 8000},
+    ("mamba2", "parity"): {"steps": 4000},
+    ("mamba2", "s3"): {"steps": 8000},
+}
+
+OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
+    # (architecture, task): options of the model without which the recipe is not known to work
+    ("transformer", "parity"): {"positions": "learned"},
+}
+
+
+def default_recipe(architecture: str, task: str) -> Recipe:
+    """Give the recipe of a cell; `task` is its specification, whose name counts and whose options do not."""
+    return Recipe.from_json(RECIPES.get((architecture, _name(task)), {}))
+
+
+def default_options(architecture: str, task: str) -> dict[str, Any]:
+    """Give the options of a cell's model that are not the architecture's own defaults."""
+    return dict(OPTIONS.get((architecture, _name(task)), {}))
+
+
+def _name(task: str) -> str:
+    return task.partition("?")[0]
