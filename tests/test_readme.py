@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -15,7 +16,7 @@ from processes import environment
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-PAGES = ("docs/extraction.md", "docs/guarantees.md", "docs/training.md")
+PAGES = ("docs/extraction.md", "docs/guarantees.md", "docs/models.md", "docs/training.md")
 pytestmark = pytest.mark.skipif(not README.is_file(), reason="the tests stand alone, without the README beside them")
 
 _NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
@@ -96,6 +97,15 @@ def test_the_adapter_shown_names_what_an_adapter_takes():
                 exec(block, names)  # the example of the page
                 points = [p.name for p in names["my_model"]().points()]
                 assert {"embed", "mlp_out-0", "keys-1", "resid_post-1"} <= set(points)
+
+
+def test_the_example_of_a_model_that_is_built_here_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/models.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert names["logits"].shape == (1, 3, 2)
+    assert names["about"]["task"] == "parity" and names["model"].config == names["config"]
 
 
 def test_links_between_pages_lead_somewhere():
