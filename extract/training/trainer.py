@@ -35,7 +35,7 @@ class TrainerState:
     loss: float | None = None
     """The loss of the last step, in nats a position."""
     history: list[dict[str, Any]] = field(default_factory=list)
-    """Every look at the validation strings: step, length, accuracy (token, last, string) and the last step's loss."""
+    """Every look at the validation strings: step, length, accuracy (token, last, string), loss and CPU time so far."""
     cpu_seconds: float = 0.0
 
 
@@ -129,7 +129,8 @@ class Trainer:
         if self._validation is None or self._validation[0] != trained:
             self._validation = (trained, self.data.validation(recipe.validation_strings, trained))
         found = accuracy(self.model, *self._validation[1])
-        state.history.append({"step": state.step, "length": trained, "loss": state.loss} | vars(found))
+        seen = {"step": state.step, "length": trained, "loss": state.loss, "cpu_seconds": round(state.cpu_seconds, 1)}
+        state.history.append(seen | vars(found))
         if recipe.stop_at is not None and trained == recipe.length and found.token >= recipe.stop_at:
             state.stopped = ACCURACY
         elif state.step == recipe.steps:

@@ -52,6 +52,11 @@ class Small(torch.nn.Module):
 QUICK = Recipe(steps=30, batch_size=16, length=6, warmup=5, lr=1e-2, stop_at=None, evaluate_every=10)
 
 
+def without_time(trainer: Trainer) -> list[dict]:
+    """What a trainer saw, but for the CPU time that it took."""
+    return [{k: v for k, v in seen.items() if k != "cpu_seconds"} for seen in trainer.state.history]
+
+
 def trained(recipe: Recipe, seed: int = 0, max_length: int | None = 12) -> Trainer:
     trainer = Trainer(Small(), TaskData(Parity()), recipe, seed=seed, max_length=max_length)
     trainer.run()
