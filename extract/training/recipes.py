@@ -6,14 +6,16 @@ from typing import Any
 
 from .recipe import Recipe
 
+_GROWING = {"start": 8, "grow": 4, "accuracy": 0.98}
+
 RECIPES: dict[tuple[str, str], dict[str, Any]] = {
     # (architecture, task): what differs from Recipe's own fields
-    ("transformer", "parity"): {"lr": 5e-4, "steps": 4000},
-    ("transformer", "s3"): {"lr": 5e-4, "steps": 8000},
-    ("mamba", "parity"): {"steps": 4000},
-    ("mamba", "s3"): {"steps": 8000},
-    ("mamba2", "parity"): {"steps": 4000},
-    ("mamba2", "s3"): {"steps": 8000},
+    ("transformer", "parity"): {"lr": 5e-4, "steps": 4000, "curriculum": _GROWING},
+    ("transformer", "s3"): {"steps": 8000, "curriculum": _GROWING},
+    ("mamba", "parity"): {"steps": 4000, "curriculum": _GROWING},
+    ("mamba", "s3"): {"steps": 8000, "curriculum": _GROWING},
+    ("mamba2", "parity"): {"steps": 4000, "curriculum": _GROWING},
+    ("mamba2", "s3"): {"steps": 8000, "curriculum": _GROWING},
 }
 
 OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
