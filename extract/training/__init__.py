@@ -4,6 +4,7 @@ from .evaluation import LengthResult, evaluate
 from .recipe import Curriculum, Recipe
 from .recipes import default_options, default_recipe
 from .task_data import TaskData
+from .train_job import TrainReport, train
 from .trainer import Trainer
 
 __all__ = [
@@ -11,8 +12,10 @@ __all__ = [
     "LengthResult",
     "Recipe",
     "TaskData",
+    "TrainReport",
     "Trainer",
     "default_options",
     "default_recipe",
     "evaluate",
+    "train",
 ]

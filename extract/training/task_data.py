@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import RequestError, UnknownNameError
-
-if TYPE_CHECKING:
-    from ..tasks import Task
+from ...errors import RequestError
+from ..tasks import Task
 
 _TRAIN, _OFFSETS, _LOOK, _VALIDATION, _TEST = range(5)
 _LOOKED_AT = 256
@@ -28,9 +25,7 @@ class TaskData:
 
     def __init__(self, task: Task, target: str | None = None) -> None:
         self.task = task
-        self.target = task.targets[0] if target is None else target
-        if self.target not in task.targets:
-            raise UnknownNameError.of("target", self.target, task.targets, f" of the task {task.spec!r}")
+        self.target = task.known(task.targets[0] if target is None else target)
         self.classes = tuple(task.classes(self.target))
 
     def train(self, seed: int, step: int, strings: int, length: int) -> tuple[Tensor, Tensor]:
@@ -74,6 +69,5 @@ class TaskData:
             self.test(1, length)
 
     def _draw(self, words: list[int], strings: int, length: int, split: str) -> tuple[Tensor, Tensor]:
-        ids = self.task.sample(strings, length, np.random.default_rng(words), split)
-        labels = self.task.label(ids, self.target)
-        return torch.from_numpy(np.ascontiguousarray(ids)), torch.from_numpy(np.ascontiguousarray(labels))
+        ids, labels = self.task.sample_labelled(strings, length, np.random.default_rng(words), split, [self.target])
+        return torch.from_numpy(ids), torch.from_numpy(labels[self.target])
