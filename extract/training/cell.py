@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ModelError, RequestError, SettingsDifferError
-from ...store.durable import publish, write_temporary
+from ...store.durable import is_locked, publish, replace_file, write_temporary
 from ..tasks import parse_task
 from .recipe import Recipe
 from .sources import TrainedModelSource, source_from_json
@@ -68,15 +68,22 @@ class Cell:
             raise RequestError(f"{folder} is no folder. Name another one with --out.") from None
         mine = json.loads(json.dumps(self.to_json()))
         if not path.exists():
-            publish(write_temporary(folder, CELL_FILE, (json.dumps(mine, indent=2) + "\n").encode()), path)
+            publish(write_temporary(folder, CELL_FILE, _text(mine)), path)
         try:
             kept = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
             raise ModelError(f"{path} cannot be read ({error}). Train into another folder.") from error
         lines = differences(kept, mine)
-        if lines:
+        if lines and _is_unused(folder):  # an asked-for cell of which nothing was ever saved
+            replace_file(path, _text(mine))
+        elif lines:
             shown = "; ".join([*lines[:_SHOWN], *(["and more"] if lines[_SHOWN:] else [])])
             raise SettingsDifferError(f"{folder} holds another training ({shown}). Name another folder with --out.")
+
+
+def seed_lock(folder: Path, seed: int | str) -> Path:
+    """Name the file that is locked while a seed of the cell is trained."""
+    return folder / f".seed-{seed}.lock"
 
 
 def seed_folder(folder: Path, seed: int) -> Path:
@@ -92,6 +99,16 @@ def differences(kept: Any, asked: Any, name: str = "") -> list[str]:
             lines += differences(kept.get(key), asked.get(key), f"{name}.{key}" if name else str(key))
         return lines
     return [] if kept == asked else [f"{name}: there it is {_shown(kept)}, asked was {_shown(asked)}"]
+
+
+def _is_unused(folder: Path) -> bool:
+    """Tell whether no seed of the cell was saved or is being trained."""
+    kept = (p for p in folder.glob("seed-*/*") if not p.name.endswith(".tmp"))
+    return not any(kept) and not any(is_locked(p) for p in folder.glob(seed_lock(folder, "*").name))
+
+
+def _text(cell: Mapping[str, Any]) -> bytes:
+    return (json.dumps(cell, indent=2) + "\n").encode()
 
 
 def _shown(value: Any) -> str:

@@ -16,7 +16,7 @@ import torch
 from ... import __version__
 from ...errors import ModelError, TrainingError
 from ...store.durable import exclusive_lock, replace_file
-from .cell import Cell, seed_folder
+from .cell import Cell, seed_folder, seed_lock
 from .evaluation import evaluate
 from .saved_state import STATE_FILE, load_state, save_state
 from .sources import parameter_count
@@ -43,7 +43,7 @@ class TrainWorker:
         seed = payload["seed"]
         folder = seed_folder(self.out, seed)
         folder.mkdir(exist_ok=True)
-        with exclusive_lock(self.out / f".{folder.name}.lock", _BUSY.format(what=folder)):
+        with exclusive_lock(seed_lock(self.out, seed), _BUSY.format(what=folder)):
             for left in folder.glob("*.tmp"):  # nobody else writes here while the lock is held
                 left.unlink(missing_ok=True)
             try:

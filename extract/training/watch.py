@@ -85,6 +85,8 @@ class TrainingWatch:
         tasks: dict[int, Any] = {}
         while not self._ended.wait(_LOOK_EVERY_S if self._bar else self.line_every):
             for seed, folder in self.folders.items():
+                if seed in tasks and not (folder / PROGRESS_FILE).exists():  # it ended
+                    self._bar.remove_task(tasks.pop(seed))
                 with contextlib.suppress(OSError, ValueError):  # not begun, ended, or just being written
                     found = json.loads((folder / PROGRESS_FILE).read_bytes())
                     if not self._bar:

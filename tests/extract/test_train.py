@@ -17,9 +17,11 @@ from dying import die_at_each_step
 from layerlake import capture
 from layerlake.__main__ import main
 from layerlake.errors import JobError, ModelError, RequestError, SettingsDifferError, TrainingError, UnknownNameError
-from layerlake.extract.models import load_checkpoint
+from layerlake.extract.models import load_checkpoint, make_config
+from layerlake.extract.tasks import parse_task
 from layerlake.extract.train_cli import recipe_of
-from layerlake.extract.training import Curriculum, Recipe, train
+from layerlake.extract.training import Curriculum, Recipe, TaskData, train
+from layerlake.extract.training.cell import Cell
 from layerlake.extract.training.sources import NewModel
 from layerlake.extract.training.watch import PROGRESS_FILE, TrainingWatch
 from layerlake.store.durable import exclusive_lock
@@ -130,6 +132,32 @@ def test_another_cell_in_the_same_folder_is_refused_by_name(tmp_path, recipe, as
     quick(tmp_path, recipe=replace(QUICK, steps=2))
     with pytest.raises(SettingsDifferError, match=says):
         quick(tmp_path, recipe=replace(QUICK, steps=2, **recipe), **asked)
+
+
+def test_a_folder_in_which_nothing_was_saved_can_be_another_cells(tmp_path):
+    def never(*arguments):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(NewModel, "build", never)
+        quick(tmp_path)
+    other = replace(QUICK, steps=2, lr=0.5)
+    with (
+        exclusive_lock(tmp_path / ".seed-7.lock", ""),
+        pytest.raises(SettingsDifferError, match=r"steps: there it is 40, asked was 2"),
+    ):
+        quick(tmp_path, recipe=other)
+    assert quick(tmp_path, recipe=other).trained == [0]
+    with pytest.raises(SettingsDifferError, match=r"steps: there it is 2, asked was 40"):
+        quick(tmp_path)
+
+
+def test_a_model_of_another_vocabulary_or_other_classes_is_refused():
+    data = TaskData(parse_task("parity"))
+    for sizes, says in (((3, 2), "vocab_size 3, .* has 2 symbols"), ((2, 5), "outputs 5, .* has 2 classes")):
+        config = make_config("gru", vocab_size=sizes[0], outputs=sizes[1])
+        with pytest.raises(RequestError, match=says):
+            Cell(NewModel(config), data, QUICK)
 
 
 def stopped_early(folder: Path) -> Path:
