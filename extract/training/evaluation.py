@@ -77,7 +77,7 @@ def evaluate(
     """Measure a model at each of the `lengths` on so many test strings, the same for every model and seed.
 
     `majority` is the class of the baseline. A length beyond `max_length` is not measured: what a model does at
-    positions that it does not have is no number.
+    positions that it does not have, or that were never trained, is no number.
     """
     results = []
     for length in lengths:

@@ -12,6 +12,7 @@ from torch import nn
 
 from ...errors import RequestError
 from ..models import ModelConfig, SequenceModel, load_checkpoint, make_config, save_checkpoint
+from .recipe import Recipe
 from .task_data import TaskData
 
 _FROM_TASK = {"vocab_size": "symbols", "outputs": "classes"}
@@ -28,6 +29,10 @@ class TrainedModelSource(Protocol):
     @property
     def max_length(self) -> int | None:
         """The longest string that the model has positions for; None where there is no such end."""
+        ...
+
+    def longest_trained(self, recipe: Recipe) -> int | None:
+        """Give the longest string whose positions a training by `recipe` reaches; None where there is no such end."""
         ...
 
     def check(self, data: TaskData) -> None:
@@ -73,6 +78,10 @@ class NewModel:
     @property
     def max_length(self) -> int | None:
         return self.config.max_length
+
+    def longest_trained(self, recipe: Recipe) -> int | None:
+        # rows of a table of positions that no training string reached are as random as they were at the start
+        return self.max_length if self.max_length is None or recipe.random_offset else recipe.length
 
     def check(self, data: TaskData) -> None:
         for (option, what), known in zip(_FROM_TASK.items(), (data.task.symbols, data.classes), strict=True):

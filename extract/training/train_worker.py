@@ -114,7 +114,7 @@ class TrainWorker:
             model,
             cell.data,
             majority=majority,
-            max_length=cell.source.max_length,
+            max_length=cell.source.longest_trained(cell.recipe),
             lengths=self.lengths,
             strings=self.strings,
         )

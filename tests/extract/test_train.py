@@ -258,6 +258,25 @@ def test_lengths_beyond_the_positions_are_no_number(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("options", "recipe", "measured"),
+    [
+        (("longest=16",), (), [True, False]),  # rows 8 to 15 of the table are as random as they were at the start
+        (("longest=16",), ("random_offset=true",), [True, True]),
+        (("positions=rotary",), (), [True, True]),
+    ],
+)
+def test_positions_that_no_training_string_reached_are_not_measured(tmp_path, capsys, options, recipe, measured):
+    arguments = ["train", "transformer", "parity", "--out", tmp_path, *OPTIONS, "--steps", 2, "--json"]
+    for option in (*options, "heads=2", "d_ff=16"):
+        arguments += ["--set", option]
+    for field in recipe:
+        arguments += ["--recipe", field]
+    assert main([str(a) for a in arguments]) == 0
+    found = json.loads(capsys.readouterr().out)["seeds"][0]["evaluation"]["lengths"]
+    assert [at["measured"] for at in found] == measured
+
+
+@pytest.mark.parametrize(
     ("asked", "error", "says"),
     [
         ({"architecture": "lstmm"}, UnknownNameError, "Did you mean 'lstm'"),
