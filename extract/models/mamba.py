@@ -83,6 +83,9 @@ class MambaSteps(NamedTuple):
 class MambaMixer(nn.Module):
     """(B, T, d_model) to the same; position t sees 0 to t."""
 
+    no_weight_decay = ("A_log", "D")
+    """Parameters that an optimizer lets be; by name, as a mark on a tensor does not outlive moving or loading it."""
+
     def __init__(self, config: MambaConfig) -> None:
         super().__init__()
         self.config = config
@@ -93,8 +96,6 @@ class MambaMixer(nn.Module):
         self.A_log = nn.Parameter(torch.empty(config.d_inner, config.d_state))
         self.D = nn.Parameter(torch.empty(config.d_inner))
         self.out_proj = nn.Linear(config.d_inner, config.d_model, bias=False)
-        for parameter in (self.A_log, self.D, self.dt_proj.bias):
-            parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]
 
     def initialise(self, generator: Generator) -> None:
         """Draw weights as the authors do (section 3.6): A from 1 to N in every channel, log-uniform steps."""

@@ -89,6 +89,9 @@ class Mamba2Steps(NamedTuple):
 class Mamba2Mixer(nn.Module):
     """(B, T, d_model) to the same; position t sees 0 to t."""
 
+    no_weight_decay = ("A_log", "D")
+    """Parameters that an optimizer lets be; by name, as a mark on a tensor does not outlive moving or loading it."""
+
     def __init__(self, config: Mamba2Config) -> None:
         super().__init__()
         self.config = config
@@ -101,8 +104,6 @@ class Mamba2Mixer(nn.Module):
         self.D = nn.Parameter(torch.empty(config.heads))
         self.norm = GatedRMSNorm(config.d_inner, config.groups)
         self.out_proj = nn.Linear(config.d_inner, config.d_model, bias=False)
-        for parameter in (self.dt_bias, self.A_log, self.D):
-            parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]
 
     def initialise(self, generator: Generator) -> None:
         """Draw weights as the authors' code does: A uniform from 1 to a_max, log-uniform steps."""

@@ -93,7 +93,8 @@ class Recipe:
         self._check("random_offset", isinstance(self.random_offset, bool), "true or false")
         if self.curriculum is not None and self.curriculum.start > self.length:
             raise RequestError(
-                f"The curriculum starts at length {self.curriculum.start}, and the recipe's length is {self.length}."
+                f"The curriculum starts at length {self.curriculum.start}, and the recipe's length is {self.length}. "
+                "Give another curriculum, or none."
             )
 
     def learning_rate(self, step: int) -> float:

@@ -11,8 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from layerlake.errors import RequestError, TrainingError, UnknownNameError
+from layerlake.extract.models import ARCHITECTURES, SequenceModel, make_config
 from layerlake.extract.tasks import Task, parse_task
 from layerlake.extract.training import Curriculum, Recipe, TaskData, Trainer, evaluate
+from layerlake.extract.training.optimizer import decaying
+from layerlake.extract.training.saved_state import load_state, save_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,3 +230,24 @@ def test_a_recipe_is_its_json_and_its_plan_grows_to_the_full_length(curriculum, 
 def test_a_recipe_that_cannot_be_is_refused_by_name(fields, says):
     with pytest.raises(RequestError, match=says):
         Recipe.from_json(fields)
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_every_architecture_goes_on_from_its_file_to_the_same_bits(architecture, tmp_path):
+    config = make_config(architecture, vocab_size=2, outputs=2, layers=2, d_model=16)
+    recipe = Recipe.from_json(QUICK.to_json() | {"steps": 12})
+
+    def fresh(seed: int = 0) -> Trainer:
+        model = SequenceModel(config, generator=torch.Generator().manual_seed(seed))
+        return Trainer(model, TaskData(PARITY), recipe, seed=0)
+
+    whole, resumed = fresh(), fresh(1)
+    whole.run(lambda: save_state(tmp_path, whole, {}) if whole.state.step == 7 else None)
+    assert load_state(tmp_path, resumed, {}) and resumed.state.step == 7
+    resumed.run()
+    assert same(whole.tensors(), resumed.tensors())
+    every = {name for name, _ in whole.model.named_parameters()}
+    kept = {n for n in every if "norm" in n or "bias" in n or n.endswith(("A_log", ".D"))}
+    assert decaying(whole.model) == every - kept
+    if "mamba" in architecture:
+        assert sum(n.endswith(("A_log", ".D")) for n in kept) == 4
