@@ -33,11 +33,11 @@ def ssd(x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, *, chunk: int
         y = torch.einsum("bhts,bshp->bthp", scores * between, driven)
         wide_b, wide_c = (v.repeat_interleave(heads // groups, dim=2) for v in (bs, cs))
         if state is not None:
-            y = y + torch.einsum("bthn,bhpn,bht->bthp", wide_c, state, time.exp())
+            y = y + torch.einsum("bthn,bhpn->bthp", wide_c * time.exp().transpose(1, 2)[..., None], state)
         parts.append(y)
         if first + chunk < x.shape[1]:
-            left = (time[:, :, -1:] - time).exp()
-            added = torch.einsum("bshn,bshp,bhs->bhpn", wide_b, driven, left)
+            left = (time[:, :, -1:] - time).exp().transpose(1, 2)[..., None]
+            added = torch.einsum("bshn,bshp->bhpn", wide_b, driven * left)
             state = added if state is None else added + state * time[:, :, -1].exp()[:, :, None, None]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
