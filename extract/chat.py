@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import DataError, RequestError
 from ..store.durable import canonical_json
-from .data import Chat, Document
+from .document import Chat, Document
 from .failure import one_line
 from .locate import Render, locate
 

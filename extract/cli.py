@@ -30,7 +30,7 @@ def extract(
         typer.Argument(
             metavar="DATA",
             help="A .txt file (a document a line), a .jsonl, .csv or .parquet file (a document a row), a folder or "
-            "glob of files, or hf:NAME, a data set of the datasets library.",
+            "glob of files, hf:NAME, a data set of the datasets library, or task:NAME?OPTIONS, strings of a task.",
         ),
     ],
     lake: Annotated[str, typer.Option("--lake", metavar="DIR", help="The lake's folder; made if there is none.")],

@@ -5,6 +5,7 @@
     pairs.csv          likewise
     pairs.parquet      likewise
     hf:NAME            a data set of the `datasets` library, from the hub or a local folder: likewise
+    task:dyck?k=2      one document a string of a task, labelled at every position
     src/               a folder: every source or text file in it is one document
     "src/**/*.py"      a glob: every file it matches is one document (one with rows gives one a row)
 
@@ -18,64 +19,18 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from ..errors import DataError, RequestError, UnknownNameError
-from ..store.durable import canonical_json
 from .arrow_rows import csv_rows, parquet_rows
+from .document import Chat, Document
 from .files import ROW_SUFFIXES, find_files, read_text
 from .hub_rows import HUB_PREFIX, hub_rows
 from .jsonl import read_rows
 from .rows import Columns, RowTable, check_label_kinds, label_of, read_content, read_split
+from .task_strings import TASK_PREFIX, TaskStrings
 
 _TEST_SHARE = 0.2
-
-
-@dataclass(frozen=True)
-class Chat:
-    """The messages of a document, and where they stand in the text that the chat template made of them."""
-
-    messages: tuple[dict[str, Any], ...]
-    """Each with a role and a content, both strings, and perhaps more that a template reads."""
-    spans: tuple[tuple[int, int, str], ...] | None = None
-    """(start, end, role) of each content in the rendered text, in order; None: not rendered, or not asked for."""
-
-
-@dataclass(frozen=True)
-class Document:
-    """One document of the data: a text or a sequence of token ids, with its labels.
-
-    A label that is missing is None; a label that the data gives as NaN stays the float NaN.
-    """
-
-    name: str
-    """Unique within the data: a relative posix path, or ``file.jsonl:12`` with the row counted from 1."""
-    text: str | None
-    """None for ids, and for messages until a chat template renders them."""
-    input_ids: tuple[int, ...] | None
-    labels: dict[str, Any]
-    """Column -> a scalar (a label of the whole document) or a list (a label a token)."""
-    split: str | None
-    chat: Chat | None = None
-
-    @cached_property
-    def digest(self) -> str:
-        """The content's identity, a SHA-256: of the text in UTF-8, of the ids or of the messages.
-
-        Ids are hashed as a byte 0xff and little-endian int64, messages as a byte 0xfe and JSON; no UTF-8 text
-        holds these bytes. Messages count and not what a template makes of them, so that a chat is on the same
-        side of the default split for every model.
-        """
-        if self.chat is not None:
-            return hashlib.sha256(b"\xfe" + canonical_json(list(self.chat.messages))).hexdigest()
-        if self.text is not None:
-            return hashlib.sha256(self.text.encode()).hexdigest()
-        return hashlib.sha256(b"\xff" + np.asarray(self.input_ids, "<i8").tobytes()).hexdigest()
 
 
 def read_documents(
@@ -98,6 +53,7 @@ def read_documents(
       are skipped. An empty text is refused: it has no token to store. `csv_rows` and `arrow_rows` say how values
       are read.
     - ``hf:NAME`` gives one document a row likewise; `hub_rows` says what NAME, `config` and `splits` can be.
+    - ``task:NAME?OPTIONS`` gives one document a string of a task; `TaskStrings` says which, and with what labels.
     - Another file with one of SOURCE_SUFFIXES is one document.
     - A folder stands for all its files with one of SOURCE_SUFFIXES, in all its subfolders, without hidden
       ones and ``__pycache__``; each file is one document, a ``.txt`` too. Files with nothing but white space
@@ -111,6 +67,13 @@ def read_documents(
     a string in every row.
     """
     spec = os.fspath(data)
+    if spec.startswith(TASK_PREFIX):
+        if config is not None or splits or split_column or messages_column or text_column != "text":
+            raise RequestError(
+                f"{spec} is a task: its strings have no columns, and each has its side as its split. Write split=test "
+                "into the task for those of one side."
+            )
+        return TaskStrings.parse(spec).documents(label_columns)
     columns = Columns(text_column, messages_column, tuple(label_columns), split_column)
     if spec.startswith(HUB_PREFIX):
         found: list[RowTable | tuple[str, str]] = [*hub_rows(spec, columns, config=config, splits=splits)]

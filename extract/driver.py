@@ -94,8 +94,8 @@ def extract(
     same bytes. A run of that name made with other settings is refused. Nothing is written before the data are read,
     the model is loaded, the plan is made, and a planned batch has given what its sequences give alone.
 
-    `model` is a local Hugging Face folder, a hub name, or ``package.module:function``. `data` is a file,
-    a folder, a glob, or ``hf:NAME``: `read_documents` says what of each is a document, with `text_column`,
+    `model` is a local Hugging Face folder, a hub name, or ``package.module:function``. `data` is a file, a folder, a
+    glob, ``hf:NAME``, or ``task:NAME?OPTIONS``: `read_documents` says what of each is a document, with `text_column`,
     `messages_column`, `label_columns`, `split_column`, `data_config` and `data_splits`. Messages are rendered by the
     tokenizer's chat template, with `generation_prompt` up to the next answer and with `chat_options`; with `roles` each
     token gets the label ``role``. `special_tokens` is ``auto``, the tokenizer's own in every window, or ``none``.

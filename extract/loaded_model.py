@@ -85,6 +85,8 @@ class LoadedModel:
     """The trailing shape of each settled point, by name; 0 where an axis is over the tokens of a sequence."""
     dtypes: dict[str, str] = field(default_factory=dict)
     """The dtype of each settled point, by name."""
+    vocabulary: tuple[str, ...] | None = None
+    """The symbols that the model was trained on, the id of each its index; None where they are not known."""
 
     def block_paths(self) -> list[str]:
         """Give the paths of the blocks in the model's own list of them; empty for a model without an architecture."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..errors import ModelError
 from .architectures import site_points
 from .batch import Batch
 from .fingerprint import dtype_of
 from .loaded_model import LoadedModel, ModelSource
-from .models.checkpoint import fingerprint_of_options, load_checkpoint, read_config
+from .models.checkpoint import CONFIG, fingerprint_of_options, load_checkpoint, read_config
 from .models.places import architecture_of
 from .weights import weight_digests, weights_fingerprint
 
@@ -26,7 +28,7 @@ def is_own(source: ModelSource) -> bool:
 def load_own(source: ModelSource) -> LoadedModel:
     """Load a model folder that was made here, with all its sites; its weights are held to its configuration."""
     folder = Path(source.name).expanduser()
-    module, _ = load_checkpoint(folder)
+    module, about = load_checkpoint(folder)
     config = read_config(folder)
     assert config is not None
     if source.dtype != "auto":
@@ -56,4 +58,19 @@ def load_own(source: ModelSource) -> LoadedModel:
         weights,
         prefix="backbone",
         architecture=architecture,
+        vocabulary=_vocabulary(about, folder, module.config.vocab_size),
     )
+
+
+def _vocabulary(about: Mapping[str, Any], folder: Path, vocab_size: int) -> tuple[str, ...] | None:
+    """Give the symbols that the model was trained on, when that is said about it."""
+    symbols = about.get("vocabulary")
+    if symbols is None:
+        return None
+    named = isinstance(symbols, list) and all(isinstance(s, str) for s in symbols)
+    if not named or len(set(symbols)) < len(symbols) or len(symbols) > vocab_size:
+        raise ModelError(
+            f"The vocabulary in {folder / CONFIG} is no list of at most {vocab_size} different symbols. Make the model "
+            "again."
+        )
+    return tuple(symbols)

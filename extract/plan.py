@@ -12,7 +12,7 @@ from ..errors import DataError, RequestError
 from ..store.row_kinds import SEQUENCES, SPANS, TOKENS, RowKinds
 from ..store.spans import span_table
 from ..store.tokens import ROW_FIELDS, table_hash
-from .data import Document
+from .document import Document
 from .keep import Keep
 from .packing import MOST_READ, choose_pooled_rows, choose_unit_rows, pack_kinds
 from .plan_tables import PlanTables

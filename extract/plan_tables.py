@@ -13,7 +13,8 @@ import pyarrow as pa
 from ..errors import RequestError, UnknownNameError
 from ..store.spans import find_spans
 from ..store.tokens import RESERVED_LABELS, SEQUENCE_FIELDS, SPAN_FIELDS, TOKEN_FIELDS, label_type
-from .data import Document, default_split
+from .data import default_split
+from .document import Document
 from .keep import Keep
 from .windows import Sequence
 

@@ -41,6 +41,7 @@ from .settings import (
     loadable,
     site_names,
 )
+from .symbols import place_symbols
 from .windows import make_sequences
 
 _WASTE_WARNING = 0.10
@@ -96,10 +97,11 @@ def prepare(asked: ExtractRequest) -> Prepared:
         splits=tuple(data_splits),
     )
     with_roles = [ROLE] if asked.roles and any(d.chat is not None for d in documents) else []
-    rule = Keep(asked.keep, [*label_columns, *labelers, *with_roles]) if asked.keep is not None else None
+    rule = Keep(asked.keep, [*documents[0].labels, *labelers, *with_roles]) if asked.keep is not None else None
     source = ModelSource(asked.model, asked.revision, asked.model_dtype, asked.trust_remote_code, asked.attention)
     with torch_threads(asked.threads):
         loaded = load_model(source, device=asked.device)
+    documents = place_symbols(documents, loaded)
     documents, chat, warnings = render_chats(
         documents,
         loaded.tokenizer,

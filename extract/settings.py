@@ -23,6 +23,7 @@ from .hub_rows import HUB_PREFIX
 from .loaded_model import LoadedModel, ModelSource, short_path
 from .own_model import OWN_KIND
 from .sites import parse_site
+from .task_strings import TASK_PREFIX, TaskStrings
 
 _NUMBERS = re.compile(r"\s*(-?\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*")
 _MOST_NUMBERS = 100_000
@@ -238,8 +239,10 @@ def loadable(source: ModelSource) -> dict[str, Any]:
 
 
 def data_title(data: str | os.PathLike[str]) -> str:
-    """Give a short name of data for people: ``hf:`` and the name of a data set, or the end of a path."""
+    """Give a short name of data for people: a task with all that it was drawn with, a data set, or a path's end."""
     spec = os.fspath(data)
+    if spec.startswith(TASK_PREFIX):
+        return TaskStrings.parse(spec).title
     if not spec.startswith(HUB_PREFIX):
         return short_path(spec)
     name = spec.removeprefix(HUB_PREFIX)
@@ -247,7 +250,11 @@ def data_title(data: str | os.PathLike[str]) -> str:
 
 
 def default_name(source: ModelSource, data: str | os.PathLike[str]) -> str:
-    """Make a run's name from those of model and data."""
-    stem = Path(os.fspath(data).removeprefix(HUB_PREFIX).rstrip("/*")).stem or "data"
+    """Make a run's name from those of model and data; strings of a task that are drawn otherwise have another name."""
+    spec = os.fspath(data)
+    if spec.startswith(TASK_PREFIX):
+        stem = data_title(spec).removeprefix(TASK_PREFIX)
+    else:
+        stem = Path(spec.removeprefix(HUB_PREFIX).rstrip("/*")).stem or "data"
     raw = f"{source.title.split('/')[-1].replace(':', '.')}-{stem}"
     return "".join(c if (c.isalnum() and c.isascii()) or c in "._-" else "-" for c in raw).strip("-._")[:100] or "run"

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import DataError, RequestError
 from .chat import ROLE, mark_tokens, special_ids
 from .cutting import Slice, cut_text
-from .data import Document
+from .document import Document
 from .encoding import encode
 from .labels import Labeler, token_labels
 
@@ -39,7 +39,7 @@ class Sequence:
     end: np.ndarray
     """int32 (n,): one past its last character in the document; -1 likewise."""
     pieces: list[str] | None
-    """The tokenizer's own names of the tokens; None for ids."""
+    """The tokenizer's own names of the tokens, or the symbols of a task's string; None for ids."""
     labels: dict[str, list[Any]] = field(default_factory=dict)
     """Column -> n values; None for special tokens and where a label is missing."""
     sequence_labels: dict[str, Any] = field(default_factory=dict)
@@ -157,8 +157,8 @@ def _cut(
     at = 0
     while at < len(documents):
         if documents[at].text is None:
-            ids = np.asarray(documents[at].input_ids, np.int32)
-            yield at, len(ids), _cut_ids(at, ids, window, overlap)
+            ids, string = np.asarray(documents[at].input_ids, np.int32), documents[at].string
+            yield at, len(ids), _cut_ids(at, ids, window, overlap, None if string is None else string.symbols)
             at += 1
             continue
         chats = documents[at].chat is not None
@@ -211,14 +211,17 @@ def _mark_chat(
     return marked, roles if document.chat.spans is not None else None
 
 
-def _cut_ids(document: int, ids: np.ndarray, window: int | None, overlap: int) -> list[Sequence]:
+def _cut_ids(
+    document: int, ids: np.ndarray, window: int | None, overlap: int, symbols: Seq[str] | None
+) -> list[Sequence]:
     size = window or len(ids)
     windows = []
     for at in range(0, max(1, len(ids) - overlap), size - overlap):
         w = ids[at : at + size]
         spans = np.full((2, len(w)), -1, np.int32)
         stored = np.arange(len(w)) >= (overlap if at else 0)
-        windows.append(Sequence(document, at, len(w), w, np.zeros(len(w), bool), *spans, pieces=None, stored=stored))
+        pieces = None if symbols is None else list(symbols[at : at + size])
+        windows.append(Sequence(document, at, len(w), w, np.zeros(len(w), bool), *spans, pieces=pieces, stored=stored))
     return windows
 
 

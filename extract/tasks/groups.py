@@ -96,23 +96,23 @@ class S3(GroupComposition):
 
 @dataclass(frozen=True, kw_only=True)
 class ModularAddition(Task):
-    """Numbers below n, each drawn evenly; the label is their sum so far modulo n.
+    """Numbers below `modulus`, each drawn evenly; the label is their sum so far modulo that.
 
-    symbols   3 6 1      (n = 7)
+    symbols   3 6 1      (modulus 7)
     sum       3 2 3
     """
 
     name: ClassVar[str] = "modular-addition"
 
-    n: int = 7
+    modulus: int = 7
 
     def __post_init__(self) -> None:
-        named_group(f"z{self.n}")  # refuses what it cannot be
+        named_group(f"z{self.modulus}")  # refuses what it cannot be
 
     @property
     def symbols(self) -> tuple[str, ...]:
         """The numbers."""
-        return tuple(map(str, range(self.n)))
+        return tuple(map(str, range(self.modulus)))
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -120,15 +120,15 @@ class ModularAddition(Task):
         return ("sum",)
 
     def classes(self, target: str) -> tuple[int, ...]:
-        """Give the numbers below n."""
+        """Give the numbers below the modulus."""
         self.known(target)
-        return tuple(range(self.n))
+        return tuple(range(self.modulus))
 
     def label(self, strings: np.ndarray, target: str) -> np.ndarray:
-        """Give the running sum modulo n."""
+        """Give the running sum."""
         self.known(target)
-        return np.cumsum(strings, axis=1) % self.n
+        return np.cumsum(strings, axis=1) % self.modulus
 
     def draw(self, n: int, length: int, generator: np.random.Generator) -> np.ndarray:
         """Draw numbers evenly."""
-        return generator.integers(0, self.n, (n, length))
+        return generator.integers(0, self.modulus, (n, length))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import unquote
 
 from ...errors import RequestError, UnknownNameError
 from .dyck import Dyck
@@ -16,6 +17,8 @@ from .task import Task
 
 TASKS: dict[str, type[Task]] = {t.name: t for t in (Parity, S3, GroupComposition, Dyck, ModularAddition, FlipFlop)}
 """Each task by its name."""
+_LABELS = "labels"
+_CONVERT = {"int": int, "float": float, "str": unquote}
 
 
 def parse_task(spec: str) -> Task:
@@ -25,41 +28,40 @@ def parse_task(spec: str) -> Task:
         dyck?k=3&max_depth=5                   with options
         parity?labels=dyck?k=1;max_depth=5     the strings of the first, the labels of the second
 
-    An unknown name or option is an `UnknownNameError`, a value that cannot be a `RequestError`.
+    Characters that part options (``& ; %``) are written as in a URL, as ``%26``. An unknown name or option is an
+    `UnknownNameError`, a value that cannot be a `RequestError`.
+    """
+    return parse_task_with(spec, {})[0]
+
+
+def parse_task_with(spec: str, more: Mapping[str, str]) -> tuple[Task, dict[str, Any]]:
+    """Read a task that is written with options which are not its own, and give both.
+
+    `more` are the names of these and their types: int, float or str.
     """
     name, _, text = spec.partition("?")
-    own, labels = _labels_apart(text)
-    task = _task(name, own)
-    return task if labels is None else Relabelled(strings=task, labels=parse_task(labels))
-
-
-def _labels_apart(text: str) -> tuple[str, str | None]:
-    parts = [p for p in text.split("&") if p]
-    labels = [p.removeprefix("labels=") for p in parts if p.startswith("labels=")]
-    if len(labels) > 1:
-        raise RequestError("labels= is given twice: a string has the labels of one task.")
-    rest = "&".join(p for p in parts if not p.startswith("labels="))
-    return rest, labels[0].replace(";", "&") if labels else None
-
-
-def _task(name: str, text: str) -> Task:
     if name not in TASKS:
         raise UnknownNameError.of("task", name, TASKS)
     kind = TASKS[name]
-    types = {f.name: f.type for f in fields(kind)}
-    options: dict[str, Any] = {}
-    for key, value in parse_qsl(text, keep_blank_values=True):
-        if key not in types:
-            raise UnknownNameError.of("option", key, [*types, "labels"], f" of the task {name!r}")
-        if key in options:
+    own = {f.name: str(f.type) for f in fields(kind)}
+    given: dict[str, str] = {}
+    for part in filter(None, text.split("&")):
+        key, _, value = part.partition("=")
+        if key not in {*own, *more, _LABELS}:
+            raise UnknownNameError.of("option", key, [*own, _LABELS, *more], f" of the task {name!r}")
+        if key in given:
             raise RequestError(f"The option {key} of the task {name!r} is given twice. Give it once.")
-        options[key] = _value(name, key, value, str(types[key]))
-    return kind(**options)
+        given[key] = value
+    labels = given.pop(_LABELS, None)
+    values = {key: _value(name, key, value, (own | dict(more))[key]) for key, value in given.items()}
+    task: Task = kind(**{key: value for key, value in values.items() if key in own})
+    if labels is not None:
+        task = Relabelled(strings=task, labels=parse_task(labels.replace(";", "&")))
+    return task, {key: value for key, value in values.items() if key not in own}
 
 
 def _value(name: str, key: str, text: str, kind: str) -> Any:
-    convert = {"int": int, "float": float, "str": str}[kind]
     try:
-        return convert(text)
+        return _CONVERT[kind](text)
     except ValueError:
         raise RequestError(f"The option {key} of the task {name!r} is {text!r}, which is no {kind}.") from None

@@ -55,6 +55,10 @@ class Relabelled(Task):
         """Draw strings as the first task does."""
         return self.strings.draw(n, length, generator)
 
+    def sample(self, n: int, length: int, generator: np.random.Generator, split: str = "train") -> np.ndarray:
+        """Draw strings of one of the sides that the first task has."""
+        return self.strings.sample(n, length, generator, split)
+
     def check_length(self, length: int) -> None:
         """Refuse the lengths that the strings do not have."""
         self.strings.check_length(length)

@@ -9,7 +9,7 @@ import numpy as np
 from ...errors import RequestError, UnknownNameError
 
 SIDES = ("train", "validation", "test")
-_SHARES = (8, 1, 1)
+SHARES = (8, 1, 1)
 """Of ten strings, how many are on each side."""
 _IDLE_ROUNDS = 40
 _MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
@@ -23,8 +23,8 @@ def side_of(strings: np.ndarray) -> np.ndarray:
     state = np.full(len(strings), strings.shape[1], np.uint64)
     for column in strings.T.astype(np.uint64):
         state = _mixed(state + (column + np.uint64(1)) * _MULTIPLIERS[0])
-    tenths = (state >> np.uint64(32)) % np.uint64(sum(_SHARES))
-    return np.searchsorted(np.cumsum(_SHARES), tenths, side="right")
+    tenths = (state >> np.uint64(32)) % np.uint64(sum(SHARES))
+    return np.searchsorted(np.cumsum(SHARES), tenths, side="right")
 
 
 def _mixed(state: np.ndarray) -> np.ndarray:
@@ -41,7 +41,7 @@ def draw_on_side(draw: Callable[[int], np.ndarray], n: int, split: str, what: st
     """
     if split not in SIDES:
         raise UnknownNameError.of("side", split, SIDES)
-    wanted, share = SIDES.index(split), _SHARES[SIDES.index(split)] / sum(_SHARES)
+    wanted, share = SIDES.index(split), SHARES[SIDES.index(split)] / sum(SHARES)
     found: list[np.ndarray] = []
     have = idle = 0
     while have < n:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
+from urllib.parse import quote
 
 import numpy as np
 
@@ -25,7 +26,8 @@ class Task:
     @property
     def spec(self) -> str:
         """The task as text, options that are not the default written out: `parse_task` reads it."""
-        options = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        options = [f"{name}={quote(str(value), safe='/:,+@ ')}" for name, value in given.items()]
         return self.name + ("?" + "&".join(options) if options else "")
 
     @property

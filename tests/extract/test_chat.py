@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from layerlake.__main__ import app
 from layerlake.errors import DataError, RequestError, SettingsDifferError, UnknownNameError
 from layerlake.extract.chat import mark_tokens, render_chats, special_ids
-from layerlake.extract.data import Chat, Document, default_split, read_documents
+from layerlake.extract.data import default_split, read_documents
+from layerlake.extract.document import Chat, Document
 from layerlake.extract.driver import extract
 from layerlake.extract.settings import named_values
 from layerlake.extract.windows import Sequence, make_sequences

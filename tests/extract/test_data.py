@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from layerlake.errors import DataError, UnknownNameError
-from layerlake.extract.data import Document, data_digest, default_split, read_documents
+from layerlake.extract.data import data_digest, default_split, read_documents
+from layerlake.extract.document import Document
 
 
 def write(path: Path, content: str | bytes) -> Path:

@@ -17,7 +17,7 @@ from layerlake.__main__ import app
 from layerlake.analyze.probe_rows import rows_to_probe
 from layerlake.errors import DataError, RequestError, SettingsDifferError, UnknownNameError
 from layerlake.extract.batch import Batch
-from layerlake.extract.data import Document
+from layerlake.extract.document import Document
 from layerlake.extract.driver import ExtractReport, extract
 from layerlake.extract.packing import choose_unit_rows, pack
 from layerlake.extract.plan import make_plan

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from layerlake.errors import RequestError
-from layerlake.extract.data import Document
+from layerlake.extract.document import Document
 from layerlake.extract.windows import Sequence, make_sequences
 from some_tokenizers import KINDS, tokenizer
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layerlake.errors import DataError, RequestError
 from layerlake.extract.batch import Batch, plan_batches
-from layerlake.extract.data import Document
+from layerlake.extract.document import Document
 from layerlake.extract.packing import choose_unit_rows, pack
 from layerlake.extract.plan import make_plan
 from layerlake.extract.windows import Sequence

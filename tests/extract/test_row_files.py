@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layerlake.errors import DataError, UnknownNameError
-from layerlake.extract.data import Document, data_digest, read_documents
+from layerlake.extract.data import data_digest, read_documents
+from layerlake.extract.document import Document
 
 
 def parquet(path: Path, columns: dict[str, Any], **options: Any) -> Path:

@@ -19,7 +19,7 @@ from layerlake.extract.tasks.sides import SIDES, side_of
 
 SPECS = (
     "parity", "s3", "s3?generators=minimal", "group?group=a5", "group?group=z6&generators=minimal", "dyck",
-    "dyck?k=1&max_depth=3", "dyck?k=4&max_depth=2", "modular-addition?n=5", "flip-flop", "flip-flop?ignore=0.1",
+    "dyck?k=1&max_depth=3", "dyck?k=4&max_depth=2", "modular-addition?modulus=5", "flip-flop", "flip-flop?ignore=0.1",
 )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def test_labels_of_any_string_are_the_oracles(data):
 
     bits, permutations, numbers, brackets, flips = string(2), string(6), string(5), string(4), string(5)
     assert labels("parity", bits) == parity_oracle(bits)
-    assert labels("modular-addition?n=5", numbers) == [int(s) % 5 for s in np.cumsum(numbers)]
+    assert labels("modular-addition?modulus=5", numbers) == [int(s) % 5 for s in np.cumsum(numbers)]
     assert labels("s3", permutations) == list(s3_oracle(permutations, parse_task("s3").symbols))
     assert labels("flip-flop", flips) == list(flip_flop_oracle(flips))
     for depth in (1, 2, 10):
@@ -298,7 +298,7 @@ def test_any_tasks_strings_take_any_other_tasks_labels(first, second):
         ("flip-flop?ignore=1", "below 1"),
         ("parity?labels=dyck&labels=s3", "twice"),
         ("parity?labels=dyck?labels=s3", "labels of one other task"),
-        ("modular-addition?n=0", "group"),
+        ("modular-addition?modulus=0", "group"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(spec, says):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layerlake.errors import DataError, ModelError, RequestError
 from layerlake.extract.code_depth import code_depth
-from layerlake.extract.data import Document
+from layerlake.extract.document import Document
 from layerlake.extract.windows import Sequence, make_sequences
 from some_tokenizers import KINDS, tokenizer
 
