@@ -19,6 +19,8 @@ _STARTS = ("torch", "orthogonal")
 class RecurrentConfig(ModelConfig):
     """What LSTM and GRU share: a layer is as wide as the stream, so their size follows from d_model and layers."""
 
+    embedding_std: float = 1.0
+    """As torch's own; a plain stack has no norm that would lift a smaller one, and learns several times as slowly."""
     residual: bool = False
     """False: a plain stack, each layer reads the one below. True: x = x + layer(norm(x)), and a norm at the end."""
     start: str = "torch"
