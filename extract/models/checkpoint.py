@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 
 from ...errors import ModelError, RequestError
 from ...store.durable import fsync_folder, sweep, write_temporary
@@ -90,8 +89,3 @@ def load_checkpoint(folder: str | Path) -> tuple[SequenceModel, dict[str, Any]]:
 def fingerprint_of_options(config: Mapping[str, Any]) -> str:
     """Hash the options of a model's configuration, and none of what is only said about it."""
     return hashlib.sha256(json.dumps(config["options"], sort_keys=True).encode()).hexdigest()
-
-
-def dtype_named(name: str) -> torch.dtype | None:
-    """Give the torch dtype of a `--model-dtype`; None for ``auto``."""
-    return None if name == "auto" else getattr(torch, name)
