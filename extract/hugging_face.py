@@ -20,8 +20,12 @@ from .batch import Batch
 from .failure import one_line
 from .fingerprint import dtype_of, tokenizer_hash
 from .loaded_model import LoadedModel, ModelSource
+from .mamba_checkpoint import find_file, load_mamba_form
+from .mamba_form import is_mamba_form
 from .structure import find_architecture
 from .weights import weight_digests, weights_fingerprint
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
 
 
 def _is_module(name: str) -> bool:
@@ -58,21 +62,26 @@ def load_hugging_face(source: ModelSource) -> LoadedModel:
     options: dict[str, Any] = {"revision": source.revision, "trust_remote_code": source.trust_remote_code}
     attention = {} if source.attention == "auto" else {"attn_implementation": source.attention}
     name = str(folder) if looks_local else source.name
-    with _quiet(transformers):
+    with quiet(transformers):
         try:
-            config = transformers.AutoConfig.from_pretrained(name, **options)
-            _refuse_encoder_decoder(config, source)  # before its weights are read
-            # use_safetensors: a pickle can run code, so weights in .bin files are not loaded
-            module, report = _auto_class(transformers, config).from_pretrained(
-                name,
-                config=config,
-                dtype=source.dtype,
-                use_safetensors=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are refused below, by name
-                **attention,
-                **options,
-            )
+            given, _ = transformers.PreTrainedConfig.get_config_dict(name, revision=source.revision)
+            form = is_mamba_form(given)
+            if form:
+                module, report = load_mamba_form(source, given)
+            else:
+                config = transformers.AutoConfig.from_pretrained(name, **options)
+                _refuse_encoder_decoder(config, source)  # before its weights are read
+                # use_safetensors: a pickle can run code, so weights in .bin files are not loaded
+                module, report = _auto_class(transformers, config).from_pretrained(
+                    name,
+                    config=config,
+                    dtype=source.dtype,
+                    use_safetensors=True,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # they are refused below, by name
+                    **attention,
+                    **options,
+                )
         except LayerlakeError:
             raise
         except Exception as error:  # a checkpoint can be wrong in any way, and code of a hub's raises what it likes
@@ -80,7 +89,11 @@ def load_hugging_face(source: ModelSource) -> LoadedModel:
         module.eval()
         architecture = architecture_of(module, source)
         _check_weights(source, module, report, architecture.blocks)
-        tokenizer = _load_tokenizer(transformers, name, options, looks_local)
+        # of a checkpoint in mamba-ssm's form, only the configuration made of its own says which tokenizer it has
+        more = {"config": module.config} if form else {}
+        known = looks_local or form  # whether it can be told if there is one
+        files = not known or any(find_file(source, f, given) for f in _TOKENIZER_FILES)
+        tokenizer = _load_tokenizer(transformers, name, options | more) if files else None
     weights = weight_digests(module)
     model = of_transformers(source, module, tokenizer, architecture)
     model.weights, model.identity["fingerprint"] = weights, weights_fingerprint(weights)
@@ -195,10 +208,7 @@ def _check_weights(source: ModelSource, module: torch.nn.Module, report: Mapping
         module.pooler = None  # pyright: ignore[reportArgumentType]
 
 
-def _load_tokenizer(transformers: Any, name: str, options: dict[str, Any], local: bool) -> Any:
-    files = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
-    if local and not any((Path(name) / f).is_file() for f in files):
-        return None
+def _load_tokenizer(transformers: Any, name: str, options: dict[str, Any]) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(name, **options)
     except Exception as error:  # the library raises errors of many kinds, for files of many kinds
@@ -206,7 +216,7 @@ def _load_tokenizer(transformers: Any, name: str, options: dict[str, Any], local
 
 
 @contextlib.contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """Keep transformers' load reports and progress bars off the user's terminal; what matters becomes an error."""
     logging = transformers.utils.logging
     verbosity = logging.get_verbosity()

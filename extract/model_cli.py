@@ -1,4 +1,4 @@
-"""Commands that look at models and hold lakes to them: sites, doctor, verify."""
+"""Commands that look at models and hold lakes to them: sites, doctor, convert, verify."""
 
 from __future__ import annotations
 
@@ -85,6 +85,43 @@ def doctor(
         print(f"{sum(c.passed is True for c in checks)} of {sum(c.passed is not None for c in checks)} checks hold.")
     if failed:
         raise typer.Exit(1)
+
+
+@app.command(epilog="Example: layerlake convert state-spaces/mamba-130m --out mamba-130m")
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A folder or hub name whose config.json has d_model, n_layer and ssm_cfg and no model_type, as "
+            "mamba-ssm, the Mamba authors' code, writes it.",
+        ),
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="The folder to write; not there yet, or empty.")],
+    revision: RevisionOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write a Mamba or Mamba-2 checkpoint of mamba-ssm, its pickle included, as a folder that is a MODEL.
+
+    Weights in a pickle (pytorch_model.bin) are read by torch.load(weights_only=True): torch's own reader, which makes
+    tensors, containers and numbers, and refuses a file that names any other code to call. That reader may have faults:
+    convert only what you trust. Where there is a model.safetensors, the weights are taken from it instead.
+
+    What was written is loaded again and compared with what was read, tensor by tensor, before DIR is there.
+    """
+    from ..store.printing import count, print_json
+    from .convert import convert as convert_checkpoint
+
+    made = convert_checkpoint(source, out, revision=revision)
+    if json:
+        print_json(made.to_json())
+        return
+    print(
+        f"Wrote {out}: {made.kind}, {count(made.layers, 'layer')}, {made.parameters:,} parameters in {made.dtype}, "
+        f"from {made.read}; read back, {count(made.tensors, 'tensor')} compared."
+    )
+    if not made.tokenizer:
+        print("There is no tokenizer beside it: for texts, put the files of the model's tokenizer into that folder.")
 
 
 @app.command(epilog="Example: layerlake verify --lake lake --replay")

@@ -11,7 +11,7 @@ import pytest
 from layerlake.__main__ import main
 from processes import environment, layerlake_command, run_layerlake
 
-COMMANDS = ("extract", "sql", "ls", "show", "annotate", "index", "verify", "rm", "repair", "probe", "train")
+COMMANDS = ("extract", "sql", "ls", "show", "annotate", "index", "verify", "rm", "repair", "probe", "train", "convert")
 
 
 @pytest.fixture(scope="module")
