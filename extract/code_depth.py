@@ -64,6 +64,14 @@ def code_depth(document_name: str, text: str, start: np.ndarray, end: np.ndarray
     return labels
 
 
+def character_depths(name: str, text: str) -> np.ndarray:
+    """Give the nesting depth of every character of Python source, (characters,) int64, as `code_depth` has it."""
+    ends, depths = _depths(name, text)
+    lengths = np.diff(np.array([0, *ends]))
+    whole = np.repeat(np.array(depths, np.int64), lengths)
+    return np.pad(whole, (0, len(text) - len(whole)))
+
+
 def _depths(name: str, text: str) -> tuple[list[int], list[int]]:
     """Give (ends, depths): characters from ends[k - 1] up to ends[k] have depths[k]."""
     line_starts = [0, *(match.end() for match in _LINE_END.finditer(text))]

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ...errors import RequestError, UnknownNameError
+from .code_depth import CodeDepth
 from .dyck import Dyck
 from .flip_flop import FlipFlop
 from .groups import S3, GroupComposition, ModularAddition
@@ -15,7 +16,8 @@ from .parity import Parity
 from .relabelled import Relabelled
 from .task import Task
 
-TASKS: dict[str, type[Task]] = {t.name: t for t in (Parity, S3, GroupComposition, Dyck, ModularAddition, FlipFlop)}
+_KINDS = (Parity, S3, GroupComposition, Dyck, CodeDepth, ModularAddition, FlipFlop)
+TASKS: dict[str, type[Task]] = {kind.name: kind for kind in _KINDS}
 """Each task by its name."""
 _LABELS = "labels"
 _CONVERT = {"int": int, "float": float, "str": unquote}

@@ -26,6 +26,8 @@ class Relabelled(Task):
     def __post_init__(self) -> None:
         if isinstance(self.strings, Relabelled) or isinstance(self.labels, Relabelled):
             raise RequestError("A task takes the labels of one other task, not of a task that is relabelled itself.")
+        if not self.labels.pure:
+            raise RequestError(f"Labels of {self.labels.name} follow from more than a string: no other task has them.")
 
     @property
     def spec(self) -> str:

@@ -22,6 +22,8 @@ class Task:
     """
 
     name: ClassVar[str] = ""
+    pure: ClassVar[bool] = True
+    """Whether labels follow from the string alone."""
 
     @property
     def spec(self) -> str:

@@ -18,6 +18,9 @@ RECIPES: dict[tuple[str, str], dict[str, Any]] = {
     ("mamba", "s3"): {"betas": (0.9, 0.95), "steps": 8000, "curriculum": _GROWING},
     ("mamba2", "parity"): {"steps": 4000, "curriculum": _GROWING},
     ("mamba2", "s3"): {"steps": 8000, "curriculum": _GROWING},
+    # What opens a block may lie before the string, so no model is right everywhere: a budget, not a goal.
+    **{(a, "code-depth"): {"steps": 1500} for a in ("transformer", "mamba2", "lstm", "gru")},
+    ("mamba", "code-depth"): {"betas": (0.9, 0.95), "steps": 1500},
 }
 
 OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
