@@ -12,6 +12,7 @@ RECIPES: dict[tuple[str, str], dict[str, Any]] = {
     # (architecture, task): what differs from Recipe's own fields
     ("transformer", "parity"): {"lr": 5e-4, "steps": 4000, "curriculum": _GROWING},
     ("transformer", "s3"): {"steps": 8000, "curriculum": _GROWING},
+    ("gru", "s3"): {"lr": 3e-3},
     # With the usual 0.999 a Mamba's loss leaps up every few hundred steps, and takes dozens to come back.
     ("mamba", "dyck"): {"betas": (0.9, 0.95)},
     ("mamba", "parity"): {"betas": (0.9, 0.95), "steps": 4000, "curriculum": _GROWING},
