@@ -20,40 +20,20 @@ from torch.nn import functional
 
 from . import initial
 from .backbone import Block
-from .backend import BACKENDS, run_selective_scan
-from .config import ModelConfig
+from .backend import run_selective_scan
 from .convolution import CausalConv
 from .norms import RMSNorm
 from .scan import selective_scan_steps
+from .state_space import StateSpaceConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class MambaConfig(ModelConfig):
-    """Mamba with the authors' initialisation.
-
-    `d_inner` is 3.5 times d_model by default, not twice it, so that four layers have as many parameters as the other
-    architectures of the study; `d_conv` 0 leaves the convolution out.
-    """
+class MambaConfig(StateSpaceConfig):
+    """Mamba; its other options are those of `StateSpaceConfig`."""
 
     architecture: ClassVar[str] = "mamba"
 
-    d_inner: int = 448
     d_state: int = 16
-    d_conv: int = 4
-    dt_min: float = 0.001
-    dt_max: float = 0.1
-    backend: str = "torch"
-    """What runs the scan: ``torch``, or ``mamba_ssm`` on CUDA."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.one_of("backend", BACKENDS)
-        if not 0 < self.dt_min <= self.dt_max:
-            raise self.refuse("dt_min", f"is {self.dt_min}, and must lie above 0 and not above dt_max ({self.dt_max})")
-
-    def least(self, name: str) -> int:
-        """Let the convolution be left out."""
-        return 0 if name == "d_conv" else super().least(name)
 
     @property
     def dt_rank(self) -> int:
@@ -63,10 +43,6 @@ class MambaConfig(ModelConfig):
     def block(self) -> Block:
         """Build a block with one mixer."""
         return Block(RMSNorm(self.d_model), MambaMixer(self))
-
-    def final_norm(self) -> RMSNorm:
-        """Build the norm before the head."""
-        return RMSNorm(self.d_model)
 
 
 class MambaSteps(NamedTuple):

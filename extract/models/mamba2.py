@@ -20,46 +20,33 @@ from torch.nn import functional
 
 from . import initial
 from .backbone import Block
-from .backend import BACKENDS, run_ssd
-from .config import ModelConfig
+from .backend import run_ssd
 from .convolution import CausalConv
 from .norms import GatedRMSNorm, RMSNorm
 from .ssd import ssd_steps
+from .state_space import StateSpaceConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mamba2Config(ModelConfig):
-    """Mamba-2 with the authors' initialisation; `d_inner` is chosen as `MambaConfig` says."""
+class Mamba2Config(StateSpaceConfig):
+    """Mamba-2; its other options are those of `StateSpaceConfig`."""
 
     architecture: ClassVar[str] = "mamba2"
 
-    d_inner: int = 448
     d_state: int = 128
     head_dim: int = 64
     groups: int = 1
-    d_conv: int = 4
-    dt_min: float = 0.001
-    dt_max: float = 0.1
     a_max: float = 16.0
     """The largest rate of decay at the start; a head's is drawn uniformly from 1 to it."""
-    backend: str = "torch"
-    """What runs the scan: ``torch``, or ``mamba_ssm`` on CUDA."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.one_of("backend", BACKENDS)
-        if not 0 < self.dt_min <= self.dt_max:
-            raise self.refuse("dt_min", f"is {self.dt_min}, and must lie above 0 and not above dt_max ({self.dt_max})")
         if self.a_max < 1:
             raise self.refuse("a_max", f"is {self.a_max}, and must be at least 1")
         if self.d_inner % self.head_dim:
             raise self.refuse("d_inner", f"is {self.d_inner}, no multiple of head_dim ({self.head_dim})")
         if self.heads % self.groups:
             raise self.refuse("groups", f"is {self.groups}, which does not divide the {self.heads} heads")
-
-    def least(self, name: str) -> int:
-        """Let the convolution be left out."""
-        return 0 if name == "d_conv" else super().least(name)
 
     @property
     def heads(self) -> int:
@@ -69,10 +56,6 @@ class Mamba2Config(ModelConfig):
     def block(self) -> Block:
         """Build a block with one mixer."""
         return Block(RMSNorm(self.d_model), Mamba2Mixer(self))
-
-    def final_norm(self) -> RMSNorm:
-        """Build the norm before the head."""
-        return RMSNorm(self.d_model)
 
 
 class Mamba2Steps(NamedTuple):
