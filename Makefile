@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 LAKE ?= demo-lake
 
-.PHONY: demo test check bench-store bench-extract bench-train clean
+.PHONY: demo test check bench-store bench-extract bench-train grid clean
 
 $(VENV)/installed: pyproject.toml requirements.lock
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'layerlake needs Python 3.11 or newer: make PYTHON=python3.12 ...')"
@@ -35,6 +35,9 @@ bench-extract: $(VENV)/installed
 
 bench-train: $(VENV)/installed
 	$(BIN)/python tests/bench/train.py --out bench-train.json
+
+grid: $(VENV)/installed
+	$(BIN)/python tests/bench/grid.py
 
 clean:
 	rm -rf $(VENV) demo-lake profile.png build dist *.egg-info

@@ -21,7 +21,10 @@ LIBRARIES = ("numpy", "torch", "transformers")
 
 def sections(folder: Path, repeats: int, *, quick: bool) -> dict[str, Callable[[], Iterator[Row]]]:
     """Give the parts of the benchmark by name."""
-    return {"steps": lambda: stepping.measure_steps(repeats, quick=quick)}
+    return {
+        "steps": lambda: stepping.measure_among_ours(repeats, quick=quick),
+        "others": lambda: stepping.measure_against_others(repeats, quick=quick),
+    }
 
 
 def main() -> int:
