@@ -18,6 +18,7 @@ from .hooks import SitePoint
 from .hugging_face import load_hugging_face
 from .loaded_model import LoadedModel, ModelSource
 from .own_model import is_own, load_own
+from .task_model import is_task_model, load_task_model
 from .torch_model import TorchModel
 from .weights import weight_digests, weights_fingerprint
 
@@ -32,14 +33,20 @@ def load_model(source: ModelSource, *, device: str = "cpu") -> LoadedModel:
     if source.dtype not in _DTYPES:
         raise RequestError(f"{source.dtype!r} is not a model dtype; use one of {', '.join(_DTYPES)}.")
     check_device(device)
-    if source.is_function:
-        model = _load_function(source)
-    else:
-        model = load_own(source) if is_own(source) else load_hugging_face(source)
+    model = read_model(source)
     model.module.to(device)
     model.device = device
     check_model(model)
     return model
+
+
+def read_model(source: ModelSource) -> LoadedModel:
+    """Bring a model into memory with its sites, whatever kind it is of; no forward was run, so nothing is checked."""
+    if source.is_function:
+        return _load_function(source)
+    if is_own(source):
+        return load_own(source)
+    return load_task_model(source) if is_task_model(source) else load_hugging_face(source)
 
 
 def check_model(model: LoadedModel) -> None:

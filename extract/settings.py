@@ -195,15 +195,22 @@ def compute_settings(threads: int, device: str, kind: str, codec: str = "none") 
     }
     if codec != "none":
         found["numcodecs"] = importlib.metadata.version("numcodecs")
-    if kind != "function" and not kind.startswith(OWN_KIND):
-        found["transformers"] = importlib.metadata.version("transformers")
-    if kind == "mamba":
-        found["kernels"] = ", ".join(f"{n} {v}" for n in _MAMBA_KERNELS if (v := _version(n))) or None
+    found |= libraries(kind)
     if device.startswith("cuda"):
         found["gpu"] = torch.cuda.get_device_name(device)
         found["cuda"] = torch.version.cuda
         found["cudnn"] = torch.backends.cudnn.version()
         found["tf32"] = [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32]
+    return found
+
+
+def libraries(kind: str) -> dict[str, str | None]:
+    """Give the versions of the libraries that compute a model of this kind, beside torch."""
+    found: dict[str, str | None] = {}
+    if kind != "function" and not kind.startswith(OWN_KIND):
+        found["transformers"] = importlib.metadata.version("transformers")
+    if kind == "mamba":
+        found["kernels"] = ", ".join(f"{n} {v}" for n in _MAMBA_KERNELS if (v := _version(n))) or None
     return found
 
 

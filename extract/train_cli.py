@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..store.cli import JsonOption
 from .engine_options import EngineOption, RayAddressOption, ThreadsOption, WorkersOption
+from .model_cli import RevisionOption
 
 if TYPE_CHECKING:
     from .training.recipe import Recipe
@@ -17,18 +18,41 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(epilog="Example: layerlake train lstm parity --out lstm-parity --seeds 0,1,2")
+@app.command(
+    epilog="Example: layerlake train lstm parity --out lstm-parity --seeds 0,1,2; or: layerlake train --from ./model "
+    "parity --out fine-tuned"
+)
 def train(
-    architecture: Annotated[str, typer.Argument(metavar="ARCH", help="transformer, mamba, mamba2, lstm or gru.")],
-    task: Annotated[str, typer.Argument(metavar="TASK", help="A task with its options, as parity, s3 or dyck?k=2.")],
+    architecture: Annotated[
+        str | None,
+        typer.Argument(metavar="ARCH", help="transformer, mamba, mamba2, lstm or gru; left out with --from."),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Argument(metavar="TASK", help="A task with its options, as parity, s3 or dyck?k=2.")
+    ] = None,
+    *,
     out: Annotated[
         str, typer.Option("--out", metavar="DIR", help="The cell's folder; each seed has DIR/seed-N, a MODEL.")
     ],
+    from_model: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="MODEL",
+            help="Fine-tune this model with a new head: a folder in Hugging Face form, or a hub name.",
+        ),
+    ] = None,
+    revision: RevisionOption = None,
     seeds: Annotated[str, typer.Option(metavar="N", help="Seeds to train, as 0,1,2 or 0-4.")] = "0",
     target: Annotated[str | None, typer.Option(help="The task's target to learn. Default: its first.")] = None,
     set_option: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="An option of the model, such as layers=2; repeat for more."),
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="An option of the model, such as layers=2, or with --from freeze=true (the head alone is trained); "
+            "repeat for more.",
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps at most.")] = None,
     lr: Annotated[float | None, typer.Option(help="The highest learning rate.")] = None,
@@ -64,24 +88,32 @@ def train(
 ) -> None:
     """Train a model on a task with each seed, and measure it on strings of other lengths.
 
-    The recipe is the cell's own where no option says otherwise. The same command again goes on where a seed was
-    stopped, to the same weights; what is finished is shown. Other settings into the same folder are refused.
+    It starts from random weights, or with --from from a pretrained model. The recipe is the cell's own where no option
+    says otherwise. The same command again goes on where a seed was stopped, to the same weights; what is finished is
+    shown. Other settings into the same folder are refused.
     """
     import sys
 
     from ..store.printing import count, print_json
     from .settings import named_values, number_list
-    from .training.train_job import train as run_training
+    from .training.train_job import fine_tuning_cell, new_cell, train_cell
 
+    architecture, task = what_to_train([n for n in (architecture, task) if n is not None], from_model, revision)
     given = {"steps": steps, "lr": lr, "length": length, "curriculum": curriculum, "stop_at": stop_at}
     fields = {k: v for k, v in given.items() if v is not None}
-    report = run_training(
-        architecture,
-        task,
+    asked: dict[str, Any] = {
+        "target": target,
+        "options": named_values(set_option or (), "the model"),
+        "recipe": recipe_of(architecture, task, fields, named_values(recipe or (), "the recipe")),
+    }
+    if architecture is None:
+        assert from_model is not None
+        cell = fine_tuning_cell(from_model, task, revision=revision, **asked)
+    else:
+        cell = new_cell(architecture, task, **asked)
+    report = train_cell(
+        cell,
         out,
-        target=target,
-        options=named_values(set_option or (), "the model"),
-        recipe=recipe_of(architecture, task, fields, named_values(recipe or (), "the recipe")),
         seeds=number_list(seeds, "seed"),
         lengths=None if test_lengths is None else number_list(test_lengths, "length"),
         strings=test_strings,
@@ -98,12 +130,31 @@ def train(
         print(f"layerlake: {lost}", file=sys.stderr)
     print_report(report)
     done = f"trained {count(len(report.trained), 'seed')}" if report.trained else "all was trained already"
-    cell = report.results[0]["cell"]
-    print(f"{cell['model']['architecture']} on {cell['task']}, target {cell['target']}: {done}, in {out}/seed-N.")
+    print(f"{cell.source.name} on {cell.data.task.spec}, target {cell.data.target}: {done}, in {out}/seed-N.")
 
 
-def recipe_of(architecture: str, task: str, *given: Mapping[str, Any]) -> Recipe:
-    """Give a cell's recipe with the fields that were `given`, as values or as their text; none twice."""
+def what_to_train(names: Sequence[str], from_model: str | None, revision: str | None) -> tuple[str | None, str]:
+    """Tell architecture and task in the names that the command was given; with --from there is no architecture."""
+    from ..errors import RequestError
+    from .models import ARCHITECTURES
+
+    if from_model is not None and len(names) == 2:
+        raise RequestError(f"Give an architecture ({names[0]}) or --from, not both.")
+    if revision is not None and from_model is None:
+        raise RequestError("--revision is for a hub model: name it with --from, or leave --revision out.")
+    if from_model is not None and names:
+        return None, names[0]
+    if len(names) < 2:
+        missing = "a task" if from_model or (names and names[0] in ARCHITECTURES) else "an architecture and a task"
+        raise RequestError(f"Name {missing}: `layerlake train ARCH TASK`, or `layerlake train --from MODEL TASK`.")
+    return names[0], names[1]
+
+
+def recipe_of(architecture: str | None, task: str, *given: Mapping[str, Any]) -> Recipe:
+    """Give a cell's recipe with the fields that were `given`, as values or as their text; none twice.
+
+    The architecture None is a pretrained model.
+    """
     from ..errors import RequestError
     from .training.recipe import Recipe
     from .training.recipes import default_recipe

@@ -4,7 +4,7 @@ from .evaluation import LengthResult, evaluate
 from .recipe import Curriculum, Recipe
 from .recipes import default_options, default_recipe
 from .task_data import TaskData
-from .train_job import TrainReport, train
+from .train_job import TrainReport, fine_tuning_cell, new_cell, train, train_cell
 from .trainer import Trainer
 
 __all__ = [
@@ -17,5 +17,8 @@ __all__ = [
     "default_options",
     "default_recipe",
     "evaluate",
+    "fine_tuning_cell",
+    "new_cell",
     "train",
+    "train_cell",
 ]

@@ -24,14 +24,22 @@ RECIPES: dict[tuple[str, str], dict[str, Any]] = {
     ("mamba", "code-depth"): {"betas": (0.9, 0.95), "steps": 1500},
 }
 
+FINE_TUNING: dict[str, Any] = {"lr": 1e-4, "warmup": 100, "clip": 1.0}
+"""The recipe of a pretrained model, whichever it is and on every task."""
+
 OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     # (architecture, task): options of the model without which the recipe is not known to work
     ("transformer", "parity"): {"positions": "learned"},
 }
 
 
-def default_recipe(architecture: str, task: str) -> Recipe:
-    """Give the recipe of a cell; `task` is its specification, whose name counts and whose options do not."""
+def default_recipe(architecture: str | None, task: str) -> Recipe:
+    """Give the recipe of a cell; `task` is its specification, whose name counts and whose options do not.
+
+    The architecture None is a pretrained model.
+    """
+    if architecture is None:
+        return Recipe.from_json(FINE_TUNING)
     return Recipe.from_json(RECIPES.get((architecture, _name(task)), {}))
 
 

@@ -35,6 +35,11 @@ class TrainedModelSource(Protocol):
         """Give the longest string whose positions a training by `recipe` reaches; None where there is no such end."""
         ...
 
+    @property
+    def compute(self) -> Mapping[str, str | None]:
+        """What moves the last bits of a training step, beside torch: versions of the libraries that compute it."""
+        ...
+
     def check(self, data: TaskData) -> None:
         """Raise `RequestError` unless the model has the symbols and classes of a task."""
         ...
@@ -83,6 +88,10 @@ class NewModel:
         # rows of a table of positions that no training string reached are as random as they were at the start
         return self.max_length if self.max_length is None or recipe.random_offset else recipe.length
 
+    @property
+    def compute(self) -> dict[str, str | None]:
+        return {}
+
     def check(self, data: TaskData) -> None:
         for (option, what), known in zip(_FROM_TASK.items(), (data.task.symbols, data.classes), strict=True):
             if (found := getattr(self.config, option)) != len(known):
@@ -107,6 +116,10 @@ class NewModel:
 
 def source_from_json(found: Mapping[str, Any]) -> TrainedModelSource:
     """Read what a source's `to_json` gave."""
+    if "pretrained" in found:
+        from .pretrained import PretrainedModel  # it loads models of all kinds, which a new one does not need
+
+        return PretrainedModel.from_json(found)
     return NewModel(make_config(**found))
 
 

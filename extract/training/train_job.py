@@ -58,20 +58,14 @@ def train(
 ) -> TrainReport:
     """Train an architecture on a task with each of the `seeds`, into the folders ``out/seed-N``.
 
-    `options` are the model's (`make_config`), `recipe` defaults to the cell's own, `target` to the task's first. Each
-    trained model is measured on `strings` test strings at each of the `lengths` (default: the trained one, 40, 60, 80,
-    100 and 120). What is finished is not done again, and what was stopped goes on; `SettingsDifferError` when `out`
-    holds another cell. `TrainingError`, after all other seeds were trained, names those whose loss was no number.
+    `options` are the model's (`make_config`), `recipe` defaults to the cell's own, `target` to the task's first. The
+    rest is as in `train_cell`.
     """
-    data = TaskData(parse_task(task), target)
-    source = NewModel.of(architecture, default_options(architecture, task) | dict(options or {}), data)
-    cell = Cell(source, data, recipe or default_recipe(architecture, task))
-    measured = default_lengths(cell.recipe.length) if lengths is None else list(dict.fromkeys(lengths))
     return train_cell(
-        cell,
+        new_cell(architecture, task, target=target, options=options, recipe=recipe),
         out,
         seeds=seeds,
-        lengths=measured,
+        lengths=lengths,
         strings=strings,
         engine=engine,
         workers=workers,
@@ -81,12 +75,46 @@ def train(
     )
 
 
+def new_cell(
+    architecture: str,
+    task: str,
+    *,
+    target: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    recipe: Recipe | None = None,
+) -> Cell:
+    """Put together a cell of an architecture that starts from random weights."""
+    data = TaskData(parse_task(task), target)
+    source = NewModel.of(architecture, default_options(architecture, task) | dict(options or {}), data)
+    return Cell(source, data, recipe or default_recipe(architecture, task))
+
+
+def fine_tuning_cell(
+    model: str,
+    task: str,
+    *,
+    revision: str | None = None,
+    target: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    recipe: Recipe | None = None,
+) -> Cell:
+    """Put together a cell of a pretrained model: a folder in Hugging Face form, or a hub name with its revision.
+
+    It is loaded for that. `options` are those of `PretrainedModel.of`.
+    """
+    from .pretrained import PretrainedModel  # it loads models of all kinds, which a new one does not need
+
+    data = TaskData(parse_task(task), target)
+    source = PretrainedModel.of(model, options or {}, data, revision=revision)
+    return Cell(source, data, recipe or default_recipe(None, task))
+
+
 def train_cell(
     cell: Cell,
     out: str | Path,
     *,
-    seeds: Sequence[int],
-    lengths: Sequence[int],
+    seeds: Sequence[int] = (0,),
+    lengths: Sequence[int] | None = None,
     strings: int = STRINGS,
     engine: str = "inline",
     workers: int = 1,
@@ -94,11 +122,17 @@ def train_cell(
     ray_address: str | None = None,
     save_every_s: float = SAVE_EVERY_S,
 ) -> TrainReport:
-    """Train a cell that was put together by hand; the rest is as in `train`."""
+    """Train a cell with each of the `seeds`, into the folders ``out/seed-N``.
+
+    Each trained model is measured on `strings` test strings at each of the `lengths` (default: the trained one, 40, 60,
+    80, 100 and 120). What is finished is not done again, and what was stopped goes on; `SettingsDifferError` when
+    `out` holds another cell. `TrainingError`, after all other seeds were trained, names those whose loss was no number.
+    """
     out = Path(out).expanduser().resolve()
     chosen = make_engine(engine, workers=workers, threads=threads, ray_address=ray_address)
     if not seeds or any(s < 0 for s in seeds) or len(set(seeds)) < len(seeds):
         raise RequestError(f"Seeds are different whole numbers from 0 on, at least one, not {list(seeds)}.")
+    lengths = default_lengths(cell.recipe.length) if lengths is None else list(dict.fromkeys(lengths))
     check_evaluation(lengths, strings)
     cell.data.check_lengths(cell.recipe.lengths, lengths)
     cell.data.majority(cell.recipe.length)
@@ -108,7 +142,7 @@ def train_cell(
     spec = {
         "out": str(out),
         "cell": cell.to_json(),
-        "lengths": list(lengths),
+        "lengths": lengths,
         "strings": strings,
         "save_every_s": save_every_s,
     }

@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import json
 import platform
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,7 +46,7 @@ class TrainWorker:
         folder.mkdir(exist_ok=True)
         with exclusive_lock(seed_lock(self.out, seed), _BUSY.format(what=folder)):
             for left in folder.glob("*.tmp"):  # nobody else writes here while the lock is held
-                left.unlink(missing_ok=True)
+                shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
             try:
                 self._train(seed, folder)
             except TrainingError as error:
@@ -71,7 +72,7 @@ class TrainWorker:
                 "stopped": state.stopped,
                 "loss": state.loss,
                 "cpu_seconds": round(state.cpu_seconds, 2),
-                "compute": compute_here(),
+                "compute": compute_here() | dict(self.cell.source.compute),
                 "python": platform.python_version(),
                 "history": state.history,
             }
@@ -84,7 +85,7 @@ class TrainWorker:
 
     def _go_on(self, seed: int, folder: Path) -> Trainer:
         """Train to the end from the state that is there, or from the start."""
-        cell, compute = self.cell, compute_here()
+        cell, compute = self.cell, compute_here() | dict(self.cell.source.compute)
         trainer = Trainer(cell.source.build(seed), cell.data, cell.recipe, seed=seed, max_length=cell.source.max_length)
         load_state(folder, trainer, compute)
         begun, begun_at = trainer.state.step, time.monotonic()
